@@ -1,0 +1,96 @@
+"""Every name a user can type, in one table: formats, architectures, caches, commands.
+
+Standard library only, so that help, completion and "did you mean" cost no imports. An addition
+is one new file and one row here; tests, help, docs and errors follow from the row.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+from typing import NamedTuple
+
+from quantcli.errors import UnknownName
+
+
+class Row(NamedTuple):
+    """One name of one kind: where it lives and what it is."""
+
+    name: str
+    module: str
+    summary: str
+
+
+FORMATS = (
+    Row("bf16", "quantcli.formats.bf16", "bfloat16, 16 bits per weight"),
+    Row("f16", "quantcli.formats.f16", "IEEE half, 16 bits per weight"),
+    Row("f32", "quantcli.formats.f32", "IEEE single, 32 bits per weight"),
+    Row("q2_k", "quantcli.formats.q2_k", "2-bit k-quant, 2.625 bits per weight"),
+    Row("q3_k", "quantcli.formats.q3_k", "3-bit k-quant, 3.4375 bits per weight"),
+    Row("q4_0", "quantcli.formats.q4_0", "4-bit, symmetric, blocks of 32, 4.5 bits per weight"),
+    Row("q4_1", "quantcli.formats.q4_1", "4-bit, with minimum, blocks of 32, 5 bits per weight"),
+    Row("q4_k", "quantcli.formats.q4_k", "4-bit k-quant, 4.5 bits per weight"),
+    Row("q5_0", "quantcli.formats.q5_0", "5-bit, symmetric, blocks of 32, 5.5 bits per weight"),
+    Row("q5_1", "quantcli.formats.q5_1", "5-bit, with minimum, blocks of 32, 6 bits per weight"),
+    Row("q5_k", "quantcli.formats.q5_k", "5-bit k-quant, 5.5 bits per weight"),
+    Row("q6_k", "quantcli.formats.q6_k", "6-bit k-quant, 6.5625 bits per weight"),
+    Row("q8_0", "quantcli.formats.q8_0", "8-bit, symmetric, blocks of 32, 8.5 bits per weight"),
+)
+
+ARCHS = (
+    Row("gemma3", "quantcli.arch.gemma3", "Gemma 3, 270M to 27B"),
+    Row("llama", "quantcli.arch.llama", "Llama 2 and 3, Mistral 7B, SmolLM2, TinyLlama, Yi"),
+    Row("qwen2", "quantcli.arch.qwen2", "Qwen2, Qwen2.5, DeepSeek-R1-Distill-Qwen"),
+    Row("qwen3", "quantcli.arch.qwen3", "Qwen3 dense, 0.6B to 32B"),
+)
+
+CACHES = (
+    Row("contiguous", "quantcli.kvcache.contiguous", "one span of the whole context a sequence"),
+    Row("paged", "quantcli.kvcache.paged", "fixed pages handed out as a sequence grows"),
+)
+
+KV_TYPES = (
+    Row("f16", "quantcli.kernels.kv_cache", "half precision keys and values"),
+    Row("q8_0", "quantcli.kernels.kv_cache", "8-bit keys and values, half the memory of f16"),
+)
+
+COMMANDS = (
+    Row("bench", "quantcli.cli.bench", "Measure prompt processing and generation speed."),
+    Row(
+        "doctor", "quantcli.cli.doctor", "Show what this machine offers and what quantcli will use."
+    ),
+    Row(
+        "inspect", "quantcli.cli.inspect", "Show a model's metadata, tensors, plan and memory need."
+    ),
+    Row("list", "quantcli.cli.list", "List the models on this machine."),
+    Row("pull", "quantcli.cli.pull", "Download a model."),
+    Row("rm", "quantcli.cli.rm", "Remove a downloaded model."),
+    Row("run", "quantcli.cli.run", "Generate text from a prompt, or chat."),
+    Row("tokenize", "quantcli.cli.tokenize", "Show how text becomes tokens."),
+)
+
+_KINDS = {
+    "format": FORMATS,
+    "architecture": ARCHS,
+    "cache": CACHES,
+    "KV cache type": KV_TYPES,
+    "command": COMMANDS,
+}
+
+
+def names(kind: str) -> tuple[str, ...]:
+    """Return the names of one kind, sorted."""
+    return tuple(row.name for row in _KINDS[kind])
+
+
+def lookup(kind: str, name: str) -> Row:
+    """Return the row of a name, or raise UnknownName with what is known and what is closest."""
+    for row in _KINDS[kind]:
+        if row.name == name:
+            return row
+    raise UnknownName(kind, name, names(kind))
+
+
+def load(kind: str, name: str) -> ModuleType:
+    """Import and return the module that holds a name."""
+    return import_module(lookup(kind, name).module)

@@ -1,0 +1,59 @@
+"""QTensor: a named weight in a block format, shared by checkpoints, kernels and quantizers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from quantcli.errors import ShapeError
+from quantcli.formats import F32, BlockFormat
+
+U8 = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class QTensor:
+    """A weight as it lies in a file.
+
+    name    the canonical (GGUF) tensor name
+    shape   (n_out, n_in) for a matrix, (n,) for a vector; the last axis is contiguous
+    format  its block format
+    data    u8 (nbytes,)   the blocks, row after row
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    format: BlockFormat
+    data: U8
+
+    def __post_init__(self) -> None:
+        """Refuse data whose size does not fit shape and format (ShapeError)."""
+        want = self.n_rows * self.format.row_nbytes(self.shape[-1])
+        if self.data.size != want:
+            raise ShapeError(
+                f"{self.name}: {self.data.size} bytes of data, but shape {self.shape} in "
+                f"{self.format.name} takes {want}."
+            )
+
+    @property
+    def n_rows(self) -> int:
+        """Rows: the product of all axes but the last."""
+        return int(np.prod(self.shape[:-1], dtype=np.int64)) if len(self.shape) > 1 else 1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the blocks."""
+        return int(self.data.size)
+
+    def rows(self, row_start: int, row_stop: int) -> QTensor:
+        """Return rows [row_start, row_stop) as a tensor that shares this one's bytes."""
+        row = self.format.row_nbytes(self.shape[-1])
+        part = self.data[row_start * row : row_stop * row]
+        return QTensor(self.name, (row_stop - row_start, self.shape[-1]), self.format, part)
+
+    def dequantize(self) -> F32:
+        """Return the weights as f32 (shape)."""
+        blocks = self.data.view(self.format.block)
+        return self.format.decode(blocks).reshape(self.shape)
