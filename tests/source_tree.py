@@ -63,8 +63,8 @@ def imports(module: str) -> Iterator[tuple[str, int]]:
             assert not node.level, f"{module}:{node.lineno} imports relatively"
             yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
         elif isinstance(node, ast.Call) and called_name(node).endswith("import_module"):
-            if node.args and isinstance(node.args[0], ast.Constant):
-                yield str(node.args[0].value), node.lineno
+            literals = [arg for arg in node.args[:1] if isinstance(arg, ast.Constant)]
+            yield from ((str(arg.value), arg.lineno) for arg in literals)
 
 
 def called_name(node: ast.Call) -> str:
