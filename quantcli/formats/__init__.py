@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ from quantcli import catalog
 from quantcli.errors import ShapeError
 
 F32 = npt.NDArray[np.float32]
+U8 = npt.NDArray[np.uint8]
 Blocks = npt.NDArray[np.void]
 
 
@@ -64,6 +66,7 @@ def get(name: str) -> BlockFormat:
     return catalog.load("format", name).FORMAT  # type: ignore[no-any-return]
 
 
+@cache
 def every() -> tuple[BlockFormat, ...]:
     """Return all formats, in the catalog's order."""
     return tuple(get(name) for name in catalog.names("format"))
