@@ -1,0 +1,319 @@
+"""The plan in NumPy, one small function an op: the oracle, and `--backend reference`.
+
+Everything is f32 and plain; nothing here is shared with the compiled kernels, so that a misreading
+in one does not hide in the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from quantcli.errors import ResourceError
+from quantcli.formats import F32
+from quantcli.plan import Buffer, Op, Plan
+from quantcli.runtime.decoded import DecodedWeights, Weights
+from quantcli.runtime.rope_tables import rope_angles
+
+I64 = npt.NDArray[np.int64]
+
+KV_TYPES = ("f32", "f16", "q8_0")
+ACTIVATIONS = ("f32", "q8")
+_BLOCK = 32  # values that share a scale, in q8 activations and q8_0 keys and values
+
+
+class ReferenceExecutor:
+    """Runs a plan step by step, with keys and values of any number of sequences."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        weights: Weights,
+        *,
+        context: int,
+        kv_type: str = "f32",
+        activation: str = "f32",
+        cache_nbytes: int = 1 << 30,
+    ) -> None:
+        """Prepare to run a plan; weights are fetched when first needed.
+
+        weights       returns a tensor by name: `Checkpoint.tensor`, or f32 arrays
+        context       longest sequence
+        kv_type       what keys and values are rounded to: f32 (not at all), f16 or q8_0
+        activation    "q8" rounds the input of quantized matrices as the compiled kernels do
+        cache_nbytes  decoded weights to keep
+        """
+        assert kv_type in KV_TYPES, kv_type
+        assert activation in ACTIVATIONS, activation
+        self.plan = plan
+        self.context = context
+        self.activation = activation
+        self.weights = DecodedWeights(plan, weights, cache_nbytes)
+        self._round_kv = _KV_ROUNDING[kv_type]
+        self._kv: dict[tuple[int, int], _KV] = {}  # by (index of the op, sequence)
+
+    def forward(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        sequences: Sequence[int],
+        outputs: Sequence[int],
+    ) -> F32:
+        """Run one step: a row for each token, at a position of a sequence.
+
+        outputs  rows whose logits are wanted
+        return   f32 (len(outputs), n_vocab)
+
+        A sequence's positions must follow what it holds, or overwrite its end after `truncate`.
+        Raises ResourceError for a position at or beyond the context.
+        """
+        if len(positions) and max(positions) >= self.context:
+            raise ResourceError(
+                f"position {max(positions)} does not fit a context of {self.context} tokens; "
+                "raise it with --ctx."
+            )
+        step = _Step(
+            executor=self,
+            tokens=np.asarray(tokens, np.int64),
+            positions=np.asarray(positions, np.int64),
+            sequences=np.asarray(sequences, np.int64),
+            outputs=np.asarray(outputs, np.int64),
+        )
+        for index, op in enumerate(self.plan.ops):
+            step.index = index
+            inputs = [step.values[buffer] for buffer in op.inputs]
+            step.values[op.output] = _OPS[op.kind](step, op, *inputs)
+        return step.values[self.plan.logits]
+
+    def truncate(self, sequence: int, n_tokens: int) -> None:
+        """Forget a sequence's keys and values from position n_tokens on."""
+        for (_, held), kv in self._kv.items():
+            if held == sequence:
+                kv.length = min(kv.length, n_tokens)
+
+    def free(self, sequence: int) -> None:
+        """Forget a sequence."""
+        for key in [key for key in self._kv if key[1] == sequence]:
+            del self._kv[key]
+
+    def store(self, index: int, sequence: int, positions: I64, k: F32, v: F32) -> _KV:
+        """Put keys and values (rows, n_kv_heads, head_dim) into a sequence's cache of one op."""
+        kv = self._kv.setdefault((index, sequence), _KV(k.shape[1:]))
+        kv.put(positions, self._round_kv(k), self._round_kv(v))
+        return kv
+
+
+@dataclass
+class _Step:
+    """One call of `forward`: its rows, and every buffer written so far."""
+
+    executor: ReferenceExecutor
+    tokens: I64
+    positions: I64
+    sequences: I64
+    outputs: I64
+    values: dict[Buffer, F32] = field(default_factory=dict)
+    index: int = 0  # of the op that runs
+
+
+class _KV:
+    """Keys and values of one sequence in one attention, by position."""
+
+    def __init__(self, head_shape: tuple[int, ...]) -> None:
+        self.length = 0
+        self.k: F32 = np.zeros((0, *head_shape), np.float32)  # (capacity, n_kv_heads, head_dim)
+        self.v: F32 = self.k
+
+    def put(self, positions: I64, k: F32, v: F32) -> None:
+        stop = int(positions.max()) + 1
+        assert int(positions.min()) <= self.length, (positions, self.length)
+        if stop > len(self.k):
+            room = np.zeros((max(stop, 2 * len(self.k)) - len(self.k), *k.shape[1:]), np.float32)
+            self.k, self.v = np.concatenate([self.k, room]), np.concatenate([self.v, room])
+        self.k[positions], self.v[positions] = k, v
+        self.length = max(self.length, stop)
+
+
+def _embed(step: _Step, op: Op) -> F32:
+    rows = step.executor.weights.rows(op.weights[0], step.tokens)
+    return rows * np.float32(op.params["scale"])
+
+
+def _rms_norm(step: _Step, op: Op, x: F32) -> F32:
+    weight = step.executor.weights.array(op.weights[0])
+    groups = x.reshape(len(x), x.shape[1] // len(weight), len(weight))
+    mean = np.mean(np.square(groups, dtype=np.float64), axis=-1, keepdims=True)
+    scale = (1.0 / np.sqrt(mean + float(op.params["eps"] or 0.0))).astype(np.float32)
+    y: F32 = (groups * scale * weight).reshape(x.shape)
+    return y
+
+
+def _linear(step: _Step, op: Op, x: F32) -> F32:
+    weights = step.executor.weights
+    if step.executor.activation == "q8" and weights.is_quantized(op.weights[0]):
+        x = round_activations(x)
+    parts = [x @ chunk.T for chunk in weights.chunks(op.weights[0])]
+    y = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+    return y + weights.array(op.weights[1]) if len(op.weights) > 1 else y
+
+
+def _rope(step: _Step, op: Op, x: F32) -> F32:
+    rope = op.rope
+    assert rope is not None
+    name = rope.freq_factors
+    factors = step.executor.weights.array(name) if name else None
+    cos, sin = (t[:, None, :] for t in rope_angles(rope, factors, step.positions))
+    heads = x.reshape(len(x), -1, int(op.params["head_dim"] or 0)).copy()
+    half = rope.n_rot // 2
+    if rope.style == "norm":
+        first, second = slice(0, rope.n_rot, 2), slice(1, rope.n_rot, 2)
+    else:
+        first, second = slice(0, half), slice(half, rope.n_rot)
+    a, b = heads[:, :, first].copy(), heads[:, :, second].copy()
+    heads[:, :, first] = a * cos - b * sin
+    heads[:, :, second] = a * sin + b * cos
+    return heads.reshape(x.shape)
+
+
+def _attention(step: _Step, op: Op, q: F32, k: F32, v: F32) -> F32:
+    heads = op.heads
+    assert heads is not None
+    out = np.empty_like(q)
+    for sequence in np.unique(step.sequences).tolist():
+        rows = np.flatnonzero(step.sequences == sequence)
+        shape = (len(rows), -1, heads.head_dim)
+        positions = step.positions[rows]
+        kv = step.executor.store(
+            step.index, sequence, positions, k[rows].reshape(shape), v[rows].reshape(shape)
+        )
+        start = max(0, int(positions.min()) - heads.window + 1) if heads.window else 0
+        stop = int(positions.max()) + 1
+        keys = np.arange(start, stop)
+        seen = keys <= positions[:, None]
+        if heads.window:
+            seen &= keys > positions[:, None] - heads.window
+        sinks = step.executor.weights.array(heads.sinks) if heads.sinks else None
+        group = heads.n_heads // heads.n_kv_heads
+        rows_q = q[rows].reshape(shape)
+        result = np.empty_like(rows_q)
+        for head in range(heads.n_heads):
+            scores = rows_q[:, head] @ kv.k[start:stop, head // group].T * np.float32(heads.scale)
+            if heads.softcap:
+                scores = _capped(scores, heads.softcap)
+            scores[~seen] = -np.inf
+            share = _softmax(scores, None if sinks is None else float(sinks[head]))
+            result[:, head] = share @ kv.v[start:stop, head // group]
+        out[rows] = result.reshape(len(rows), -1)
+    return out
+
+
+def _gated(step: _Step, op: Op, gate: F32, up: F32) -> F32:
+    return _ACTS[str(op.params["act"])](gate) * up
+
+
+def _add(step: _Step, op: Op, x: F32, y: F32) -> F32:
+    return x + y
+
+
+def _scale(step: _Step, op: Op, x: F32) -> F32:
+    return x * np.float32(op.params["factor"])
+
+
+def _select(step: _Step, op: Op, x: F32) -> F32:
+    return x[step.outputs]
+
+
+def _softcap(step: _Step, op: Op, x: F32) -> F32:
+    return _capped(x, float(op.params["cap"] or 0.0))
+
+
+_OPS: dict[str, Callable[..., F32]] = {
+    "embed": _embed,
+    "rms_norm": _rms_norm,
+    "linear": _linear,
+    "rope": _rope,
+    "attention": _attention,
+    "gated": _gated,
+    "add": _add,
+    "scale": _scale,
+    "select": _select,
+    "softcap": _softcap,
+}
+
+
+def _silu(x: F32) -> F32:
+    with np.errstate(over="ignore"):  # exp(-x) = inf gives the right 0
+        return x / (1.0 + np.exp(-x))
+
+
+def _gelu_tanh(x: F32) -> F32:
+    """Return 0.5 x (1 + tanh(sqrt(2 / pi) x (1 + 0.044715 x^2)))."""
+    inner = math.sqrt(2.0 / math.pi) * x * (1.0 + 0.044715 * x * x)
+    return 0.5 * x * (1.0 + np.tanh(inner))
+
+
+_ACTS: dict[str, Callable[[F32], F32]] = {"silu": _silu, "gelu_tanh": _gelu_tanh}
+
+
+def _capped(x: F32, cap: float) -> F32:
+    y: F32 = np.float32(cap) * np.tanh(x / np.float32(cap))
+    return y
+
+
+def _softmax(scores: F32, sink: float | None) -> F32:
+    """Return the softmax of each row, with one more logit that takes its share and is dropped."""
+    top = scores.max(axis=-1, keepdims=True)
+    if sink is not None:
+        top = np.maximum(top, np.float32(sink))
+    e = np.exp(scores - top)
+    total = e.sum(axis=-1, keepdims=True)
+    if sink is not None:
+        total = total + np.exp(np.float32(sink) - top)
+    share: F32 = e / total
+    return share
+
+
+def round_activations(x: F32) -> F32:
+    """Return x as it is after int8 in blocks of 32: q = rint(x * (127 / amax)), x' = q * amax/127.
+
+    x  f32 (rows, n_in)   n_in a multiple of 32
+    """
+    blocks = x.reshape(len(x), x.shape[1] // _BLOCK, _BLOCK)
+    amax = np.abs(blocks).max(axis=-1, keepdims=True)
+    rounded: F32 = _codes(blocks, amax) * (amax / np.float32(127.0))
+    return rounded.reshape(x.shape)
+
+
+def _codes(blocks: F32, amax: F32) -> F32:
+    inverse = np.divide(np.float32(127.0), amax, out=np.zeros_like(amax), where=amax > 0)
+    codes: F32 = np.rint(blocks * inverse)
+    return codes
+
+
+def _as_is(x: F32) -> F32:
+    return x
+
+
+def _through_f16(x: F32) -> F32:
+    with np.errstate(over="ignore"):
+        return x.astype(np.float16).astype(np.float32)
+
+
+def _through_q8_0(x: F32) -> F32:
+    """Round each head as q8_0 stores it: like activations, but with an f16 scale."""
+    pad = -x.shape[-1] % _BLOCK
+    blocks = np.pad(x, ((0, 0), (0, 0), (0, pad))).reshape(*x.shape[:2], -1, _BLOCK)
+    amax = np.abs(blocks).max(axis=-1, keepdims=True)
+    rounded = _codes(blocks, amax) * _through_f16(amax / np.float32(127.0))
+    return rounded.reshape(*x.shape[:2], -1)[:, :, : x.shape[-1]]
+
+
+_KV_ROUNDING: dict[str, Callable[[F32], F32]] = {
+    "f32": _as_is,
+    "f16": _through_f16,
+    "q8_0": _through_q8_0,
+}
