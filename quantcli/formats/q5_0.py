@@ -11,7 +11,7 @@ from quantcli.formats.rounding import symmetric
 # 22 bytes, 32 weights: weight i = d * (q[i] - 16).
 #
 #   byte 0..1        d, the scale
-#   byte 2 + i / 8   bit i % 8: bit 4 of q[i]                                    (i < 32)
+#   byte 2 + i / 8   bit i % 8: bit 4 of q[i]                                (i < 32)
 #   byte 6 + i       bits 3..0 and 7..4: bits 3..0 of q[i], q[i + 16]        (i < 16)
 BLOCK = np.dtype([("d", "<f2"), ("qh", "u1", 4), ("qs", "u1", 16)])
 

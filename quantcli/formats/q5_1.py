@@ -12,7 +12,7 @@ from quantcli.formats.rounding import with_minimum
 #
 #   byte 0..1        d, the scale
 #   byte 2..3        m, the minimum
-#   byte 4 + i / 8   bit i % 8: bit 4 of q[i]                                    (i < 32)
+#   byte 4 + i / 8   bit i % 8: bit 4 of q[i]                                (i < 32)
 #   byte 8 + i       bits 3..0 and 7..4: bits 3..0 of q[i], q[i + 16]        (i < 16)
 BLOCK = np.dtype([("d", "<f2"), ("m", "<f2"), ("qh", "u1", 4), ("qs", "u1", 16)])
 

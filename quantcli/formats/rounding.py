@@ -10,8 +10,10 @@ from __future__ import annotations
 import numpy as np
 
 from quantcli.formats import F32, U8
+from quantcli.formats.bits import quiet
 
 
+@quiet
 def symmetric(weights: F32, half: int) -> tuple[F32, U8]:
     """Return d and codes in [0, 2 * half) with weights ~ d * (codes - half).
 
@@ -33,6 +35,7 @@ def symmetric(weights: F32, half: int) -> tuple[F32, U8]:
     return d, _truncate(codes, 2 * half - 1)
 
 
+@quiet
 def with_minimum(weights: F32, largest: int) -> tuple[F32, F32, U8]:
     """Return d, m and codes in [0, largest] with weights ~ d * codes + m.
 
@@ -50,6 +53,7 @@ def with_minimum(weights: F32, largest: int) -> tuple[F32, F32, U8]:
     return d, m, _truncate(codes, largest)
 
 
+@quiet
 def by_magnitude(weights: F32, largest: int) -> tuple[F32, F32]:
     """Return d and whole-numbered codes in [-largest, largest] with weights ~ d * codes.
 
