@@ -109,6 +109,11 @@ def may_import(importer: str, imported: str) -> bool:
     return above < below
 
 
+@pytest.mark.parametrize("module", modules())
+def test_every_module_belongs_to_a_layer(module: str) -> None:
+    assert module == "quantcli" or layer(module) is not None
+
+
 def test_imports_only_go_down_the_layers() -> None:
     wrong = [
         f"{where(path, line)} imports {imported}"
