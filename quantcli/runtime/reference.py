@@ -246,14 +246,25 @@ _OPS: dict[str, Callable[..., F32]] = {
 
 
 def _silu(x: F32) -> F32:
+    """Return x / (1 + exp(-x))."""
     with np.errstate(over="ignore"):  # exp(-x) = inf gives the right 0
-        return x / (1.0 + np.exp(-x))
+        below = np.exp(-x)
+    below += 1.0
+    y: F32 = np.divide(x, below)
+    return y
 
 
 def _gelu_tanh(x: F32) -> F32:
-    """Return 0.5 x (1 + tanh(sqrt(2 / pi) x (1 + 0.044715 x^2)))."""
-    inner = math.sqrt(2.0 / math.pi) * x * (1.0 + 0.044715 * x * x)
-    return 0.5 * x * (1.0 + np.tanh(inner))
+    """Return 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))."""
+    inner = x * x * x
+    inner *= 0.044715
+    inner += x
+    inner *= math.sqrt(2.0 / math.pi)
+    share = np.tanh(inner)
+    share += 1.0
+    share *= 0.5
+    y: F32 = np.multiply(x, share)
+    return y
 
 
 _ACTS: dict[str, Callable[[F32], F32]] = {"silu": _silu, "gelu_tanh": _gelu_tanh}
