@@ -34,6 +34,7 @@ LAYERS = (
 # Import name of a library: the modules that may use it, as patterns below `quantcli.`.
 HOMES = {
     "click": ("cli", "cli.*"),
+    "filelock": ("checkpoint", "checkpoint.*"),
     "gguf": ("checkpoint", "checkpoint.*"),
     "huggingface_hub": ("checkpoint.hub",),
     "jinja2": ("text.chat*",),
