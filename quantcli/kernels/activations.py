@@ -1,0 +1,166 @@
+"""Activations staged for the matmul tiles: a row is transformed, quantized and laid out in groups.
+
+The rows of a step come in groups of T tokens (see matmul.rows.group_size). Quantized, a group
+has for each 32 inputs: T x 32 bytes of codes, T f32 scales, then T words of 4 bytes for each Word
+its readers asked for. In f32, it has T values for each input. Either way a row costs the same
+number of bytes in every group, so row r of any step starts at r times that.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy import float32 as f32
+
+from quantcli.kernels.jit import inline, op
+from quantcli.kernels.matmul.rows import group_size
+from quantcli.kernels.simd import (
+    absolute,
+    atomic_add,
+    fma,
+    hmax,
+    hsum,
+    hsum_i32,
+    load_f32,
+    load_f32x16,
+    load_i64,
+    maximum,
+    round_to_i32,
+    splat,
+    sqrt,
+    store_f32,
+    store_f32x16,
+    store_i8x16,
+    store_i32,
+    vdiv,
+    view,
+    vmul,
+)
+from quantcli.kernels.simd.math import gelu_tanh, silu
+
+PLAIN, RMS_NORM, SILU, GELU_TANH = 0, 1, 2, 3  # what happens to a row before it is laid out
+MAX_WORDS = 6
+
+ARGS = np.dtype(
+    [
+        ("counter", "i8"),
+        ("n_rows", "i8"),  # address of the number of rows
+        ("private", "i8"),  # address of a word: nonzero while each thread stages for itself
+        ("x", "i8"),  # f32 (rows, x_stride bytes apart); the gate for SILU and GELU_TANH
+        ("up", "i8"),  # f32, as x; only for SILU and GELU_TANH
+        ("x_stride", "i8"),
+        ("norm", "i8"),  # f32 (width), only for RMS_NORM
+        ("width", "i8"),  # values a row, a multiple of 32, zeros after n_true
+        ("n_true", "i8"),  # values that count for the mean
+        ("eps", "f4"),
+        ("transform", "i4"),
+        ("is_float", "i8"),  # lay out as f32 instead of int8
+        ("out", "i8"),
+        ("out_thread_stride", "i8"),
+        ("row_nbytes", "i8"),
+        ("scratch", "i8"),  # f32 (width), one a thread
+        ("scratch_stride", "i8"),
+        ("n_words", "i8"),
+        ("word_is_float", "i8", MAX_WORDS),
+        ("word_part", "i8", MAX_WORDS),
+        ("word_factor", "i8", MAX_WORDS),
+    ],
+    align=True,
+)
+
+ZERO, ONE, MAX_CODE = f32(0.0), f32(1.0), f32(127.0)
+
+
+@inline
+def rms_scale(x, width, n_true, eps):
+    """Return 1 / sqrt(mean(x**2) + eps) of a row of `width` f32, padded with zeros, as f32x16."""
+    total = splat(ZERO)
+    for i in range(width // 16):
+        v = load_f32x16(x + 64 * i)
+        total = fma(v, v, total)
+    mean = hsum(total) / f32(n_true)
+    return vdiv(splat(ONE), sqrt(splat(mean + eps)))
+
+
+@inline
+def _transform_row(a, x, up, row):
+    """Write the transformed row to `row`, and return where it then lies."""
+    n = a.width // 16
+    if a.transform == PLAIN:
+        return x
+    if a.transform == RMS_NORM:
+        scale = rms_scale(x, a.width, a.n_true, a.eps)
+        for i in range(n):
+            v = vmul(load_f32x16(x + 64 * i), scale)
+            store_f32x16(row + 64 * i, vmul(v, load_f32x16(a.norm + 64 * i)))
+    elif a.transform == SILU:
+        for i in range(n):
+            v = silu(load_f32x16(x + 64 * i))
+            store_f32x16(row + 64 * i, vmul(v, load_f32x16(up + 64 * i)))
+    else:
+        for i in range(n):
+            v = gelu_tanh(load_f32x16(x + 64 * i))
+            store_f32x16(row + 64 * i, vmul(v, load_f32x16(up + 64 * i)))
+    return row
+
+
+@inline
+def _quantize_row(a, row, out, n_tokens, token):
+    """Quantize a row to int8 with one scale for 32 values and write it as one of T tokens.
+
+    scale = max|x| / 127, code = round(x * (127 / max|x|)), half to even.
+    """
+    block_nbytes = n_tokens * (36 + 4 * a.n_words)
+    for block in range(a.width // 32):
+        low, high = load_f32x16(row + 128 * block), load_f32x16(row + 128 * block + 64)
+        largest = hmax(maximum(absolute(low), absolute(high)))
+        inverse = MAX_CODE / largest if largest > ZERO else ZERO
+        scale = largest / MAX_CODE
+        codes_low = round_to_i32(vmul(low, splat(inverse)))
+        codes_high = round_to_i32(vmul(high, splat(inverse)))
+        at = out + block * block_nbytes
+        store_i8x16(at + 32 * token, codes_low)
+        store_i8x16(at + 32 * token + 16, codes_high)
+        store_f32(at + 32 * n_tokens + 4 * token, scale)
+        sum_low, sum_high = hsum_i32(codes_low), hsum_i32(codes_high)
+        for w in range(a.n_words):
+            part = a.word_part[w]
+            total = sum_low + sum_high if part == 0 else (sum_low if part == 1 else sum_high)
+            word = at + 36 * n_tokens + 4 * (w * n_tokens + token)
+            if a.word_is_float[w] != 0:
+                store_f32(word, scale * f32(total))
+            else:
+                store_i32(word, np.int32(total * a.word_factor[w]))
+
+
+@inline
+def _interleave_row(a, row, out, n_tokens, token):
+    """Write a row of f32 as one of T tokens."""
+    for k in range(a.width):
+        store_f32(out + 4 * (k * n_tokens + token), load_f32(row + 4 * k))
+
+
+@op
+def stage(args, thread, n_threads):
+    """Transform, quantize and lay out the step's rows, group by group."""
+    a = view(args, ARGS)
+    n_rows = load_i64(a.n_rows)
+    private = load_i64(a.private) != 0
+    base = a.out + a.out_thread_stride * thread if private else a.out
+    scratch = a.scratch + a.scratch_stride * thread
+    wanted = 0 if private else atomic_add(a.counter, 1)
+    group, start = 0, 0
+    while start < n_rows:
+        n = group_size(n_rows - start)
+        if private or group == wanted:
+            out = base + start * a.row_nbytes
+            for token in range(n):
+                offset = (start + token) * a.x_stride
+                row = _transform_row(a, a.x + offset, a.up + offset, scratch)
+                if a.is_float != 0:
+                    _interleave_row(a, row, out, n, token)
+                else:
+                    _quantize_row(a, row, out, n, token)
+            if not private:
+                wanted = atomic_add(a.counter, 1)
+        group += 1
+        start += n

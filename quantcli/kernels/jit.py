@@ -1,0 +1,100 @@
+"""The only place that configures Numba: instruction set, flags, disk cache, ops called by address.
+
+`numba` must not be imported before this module has set the environment, so kernels import it
+from here. Flags: no fast-math (bit-identity), no GIL, NumPy's error model (no exceptions).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from pathlib import Path
+
+from quantcli import __version__
+from quantcli.kernels.isa import Isa, select
+
+ISA: Isa = select()
+
+
+def _cache_root() -> Path:
+    """Return the folder for compiled kernels: QUANTCLI_CACHE_DIR or the platform's cache folder."""
+    if configured := os.environ.get("QUANTCLI_CACHE_DIR"):
+        return Path(configured)
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA", Path.home())) / "quantcli" / "cache"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "quantcli"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quantcli"
+
+
+def _sources_digest() -> str:
+    """Hash the kernel sources: Numba's own index does not notice edits in imported files."""
+    digest = hashlib.sha256()
+    package = Path(__file__).parent
+    for source in sorted(
+        [*package.rglob("*.py"), *(package.parent / "runtime").glob("executor.py")]
+    ):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def cache_dir() -> Path:
+    """Return the folder of this version's compiled kernels for this instruction set."""
+    return _cache_root() / "kernels" / f"{__version__}-{_sources_digest()}-{ISA.name}"
+
+
+def _configure() -> None:
+    os.environ.setdefault("NUMBA_CACHE_DIR", str(cache_dir()))
+    if ISA.cpu_name:
+        os.environ["NUMBA_CPU_NAME"] = ISA.cpu_name
+        os.environ["NUMBA_CPU_FEATURES"] = ISA.cpu_features
+    if "numba" in sys.modules:  # imported by somebody else before us
+        sys.modules["numba"].config.reload_config()
+
+
+_configure()
+
+import numba  # noqa: E402
+from numba import cfunc, types  # noqa: E402
+
+OP_SIGNATURE = types.void(types.int64, types.int64, types.int64)  # (args, thread, n_threads)
+
+
+def njit(function):
+    """Compile a kernel on first call, cached on disk."""
+    return numba.njit(nogil=True, error_model="numpy", cache=True)(function)
+
+
+def inline(function):
+    """Compile a piece of kernels; LLVM inlines it where it pays. Not cached by itself."""
+    return numba.njit(nogil=True, error_model="numpy")(function)
+
+
+class OpKernel:
+    """A kernel called by address: void(args, thread, n_threads), compiled on first use."""
+
+    def __init__(self, function) -> None:
+        """Wrap a plain function; nothing is compiled yet."""
+        self.function = function
+        self.name = function.__name__
+        self._compiled = None
+
+    @property
+    def address(self) -> int:
+        """Address of the compiled function; compiles, or loads from disk, the first time."""
+        if self._compiled is None:
+            self._compiled = cfunc(OP_SIGNATURE, nopython=True, error_model="numpy", cache=True)(
+                self.function
+            )
+        return self._compiled.address
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether `address` is ready."""
+        return self._compiled is not None
+
+
+def op(function) -> OpKernel:
+    """Register a kernel of the executor. `cfunc` compiles when it decorates, so this defers it."""
+    return OpKernel(function)

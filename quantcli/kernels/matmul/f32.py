@@ -1,0 +1,51 @@
+"""f32 in panels: for each input one value of 16 rows. Activations stay f32."""
+
+from __future__ import annotations
+
+from quantcli.kernels.jit import inline, op
+from quantcli.kernels.matmul import PanelFormat
+from quantcli.kernels.matmul.rows import multiply_float, pack_rows
+from quantcli.kernels.simd import emit, load_f32, store_f32
+from quantcli.kernels.simd.vectors import F32X16
+
+
+@inline
+def pack_block(src, dst, row):
+    """Copy 32 inputs of a row."""
+    for k in range(32):
+        store_f32(dst + 4 * (16 * k + row), load_f32(src + 4 * k))
+
+
+@inline
+def unpack_block(block, row, out):
+    """Write the 32 weights of a row, f32."""
+    for k in range(32):
+        store_f32(out + 4 * k, load_f32(block + 4 * (16 * k + row)))
+
+
+PANEL = PanelFormat(
+    name="f32",
+    n_inputs=32,
+    head_nbytes=0,
+    step_nbytes=64,
+    words=(),
+    head=lambda b, block: (),
+    codes=lambda b, row, j: emit.load(b, F32X16, row),
+    scales=lambda b, head, step: [],
+    minima=lambda b, head, step: [],
+    is_float=True,
+    pack_block=pack_block,
+    unpack_block=unpack_block,
+)
+
+
+@op
+def pack(args, thread, n_threads):
+    """Pack claimed panels."""
+    pack_rows(args, PANEL)
+
+
+@op
+def matmul(args, thread, n_threads):
+    """Multiply claimed panels by the step's tokens."""
+    multiply_float(args, thread, PANEL)

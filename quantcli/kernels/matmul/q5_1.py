@@ -1,0 +1,85 @@
+"""q5_1 in panels: a step is f16 d, f16 m, nibbles, high bits; weight = d * code + m."""
+
+from __future__ import annotations
+
+from numpy import float32 as f32
+
+from quantcli.kernels.jit import inline, op
+from quantcli.kernels.matmul import SUM, PanelFormat
+from quantcli.kernels.matmul.codes import (
+    BITS_NBYTES,
+    NIBBLES_NBYTES,
+    bit_quad,
+    f16_rows,
+    get_bit,
+    get_nibble,
+    nibble_quad,
+    put_bit,
+)
+from quantcli.kernels.matmul.rows import multiply, pack_rows
+from quantcli.kernels.simd import (
+    emit,
+    load_f16,
+    load_i32,
+    load_u16,
+    store_f32,
+    store_i32,
+    store_u16,
+)
+
+_M, _CODES = 32, 64
+_HIGH = _CODES + NIBBLES_NBYTES
+
+
+def _codes(b, step, j):
+    low = nibble_quad(b, emit.at(b, step, _CODES), j)
+    return b.or_(low, bit_quad(b, emit.at(b, step, _HIGH), j, to_bit=4))
+
+
+@inline
+def pack_block(src, dst, row):
+    """Pack a block of a row: nibbles as they are, 32 high bits spread to bytes."""
+    store_u16(dst + 2 * row, load_u16(src))
+    store_u16(dst + _M + 2 * row, load_u16(src + 2))
+    for i in range(4):
+        store_i32(dst + _CODES + 64 * i + 4 * row, load_i32(src + 8 + 4 * i))
+    high = load_i32(src + 4)
+    for k in range(32):
+        put_bit(dst + _HIGH, row, k, (high >> k) & 1)
+
+
+@inline
+def unpack_block(block, row, out):
+    """Write the 32 weights of a row, f32."""
+    d = load_f16(block + 2 * row)
+    m = load_f16(block + _M + 2 * row)
+    for k in range(32):
+        code = get_nibble(block + _CODES, row, k) | (get_bit(block + _HIGH, row, k) << 4)
+        store_f32(out + 4 * k, d * f32(code) + m)
+
+
+PANEL = PanelFormat(
+    name="q5_1",
+    n_inputs=32,
+    head_nbytes=0,
+    step_nbytes=_HIGH + BITS_NBYTES,
+    words=SUM,
+    head=lambda b, block: (),
+    codes=_codes,
+    scales=lambda b, head, step: [f16_rows(b, step)],
+    minima=lambda b, head, step: [f16_rows(b, step, _M)],
+    pack_block=pack_block,
+    unpack_block=unpack_block,
+)
+
+
+@op
+def pack(args, thread, n_threads):
+    """Pack claimed panels."""
+    pack_rows(args, PANEL)
+
+
+@op
+def matmul(args, thread, n_threads):
+    """Multiply claimed panels by the step's tokens."""
+    multiply(args, thread, PANEL)

@@ -1,0 +1,195 @@
+"""The loops around a tile: groups of tokens, panels claimed by threads, packing, row lookup."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quantcli.kernels.jit import inline
+from quantcli.kernels.matmul import PANEL_ROWS
+from quantcli.kernels.matmul.tile import float_tile, pack_block, tile
+from quantcli.kernels.simd import TILE_TOKENS, atomic_add, load_i64, view
+
+# What a matmul op is told.
+ARGS = np.dtype(
+    [
+        ("counter", "i8"),  # address of the op's work counter
+        ("n_rows", "i8"),  # address of the number of tokens
+        ("weights", "i8"),  # address of the first panel
+        ("acts", "i8"),  # address of the activation groups
+        ("acts_thread_stride", "i8"),  # bytes between threads' private activations
+        ("private", "i8"),  # address of a word: nonzero while activations are private
+        ("acts_row_nbytes", "i8"),  # bytes of activations a token
+        ("acts_block_nbytes", "i8"),  # bytes of a block a token
+        ("words", "i8"),  # this format's words in a block, bytes a token from its start
+        ("out", "i8"),
+        ("out_stride", "i8"),  # bytes between tokens
+        ("bias", "i8"),  # address of f32 (n_panels * 16), or 0
+        ("is_add", "i8"),
+        ("n_panels", "i8"),
+        ("panel_nbytes", "i8"),
+        ("n_inputs", "i8"),
+        ("n_blocks", "i8"),
+        ("chunk", "i8"),  # panels claimed at a time
+    ],
+    align=True,
+)
+
+# What a pack op is told.
+PACK_ARGS = np.dtype(
+    [
+        ("counter", "i8"),
+        ("src", "i8"),  # address of the rows, as in the file
+        ("dst", "i8"),  # address of the first panel; zeroed
+        ("n_rows", "i8"),
+        ("row_nbytes", "i8"),
+        ("block_nbytes", "i8"),  # of the file's format
+        ("n_blocks", "i8"),  # blocks in a row
+        ("panel_block_nbytes", "i8"),
+    ],
+    align=True,
+)
+
+# How many panels a thread packs at a time.
+_PACK_CHUNK = 4
+
+
+# Group sizes: full tiles, then what is left in ever smaller ones. Literals, so that each gets a
+# tile of its own; activations are laid out in the same groups.
+FULL = TILE_TOKENS
+HALF = max(TILE_TOKENS // 2, 1)
+QUARTER = max(TILE_TOKENS // 4, 1)
+
+
+@inline
+def group_size(n_left):
+    """Return how many tokens the next group takes when n_left are left."""
+    if n_left >= FULL:
+        return FULL
+    if n_left >= HALF:
+        return HALF
+    if n_left >= QUARTER:
+        return QUARTER
+    return 1
+
+
+@inline
+def _thread_acts(a, thread):
+    """Return this thread's activations: its own copy while they are private, else the shared."""
+    return a.acts + (a.acts_thread_stride * thread if load_i64(a.private) != 0 else 0)
+
+
+@inline
+def multiply(args, thread, fmt):
+    """Multiply claimed panels by all groups of tokens, with the integer tile."""
+    a = view(args, ARGS)
+    acts = _thread_acts(a, thread)
+    n_rows = load_i64(a.n_rows)
+    block, words, stride, add = a.acts_block_nbytes, a.words, a.out_stride, a.is_add
+    n_panels, n_blocks, row_nbytes, chunk = a.n_panels, a.n_blocks, a.acts_row_nbytes, a.chunk
+    while True:
+        start = atomic_add(a.counter, chunk)
+        if start >= n_panels:
+            return
+        for panel in range(start, min(start + chunk, n_panels)):
+            w = a.weights + panel * a.panel_nbytes
+            bias = a.bias + panel * 64 if a.bias != 0 else 0
+            x, out, left = acts, a.out + panel * 64, n_rows
+            while left > 0:
+                n = group_size(left)
+                if n == FULL:
+                    tile(
+                        fmt,
+                        FULL,
+                        w,
+                        x,
+                        block * FULL,
+                        words * FULL,
+                        n_blocks,
+                        out,
+                        stride,
+                        bias,
+                        add,
+                    )
+                elif n == HALF:
+                    tile(
+                        fmt,
+                        HALF,
+                        w,
+                        x,
+                        block * HALF,
+                        words * HALF,
+                        n_blocks,
+                        out,
+                        stride,
+                        bias,
+                        add,
+                    )
+                elif n == QUARTER:
+                    tile(
+                        fmt,
+                        QUARTER,
+                        w,
+                        x,
+                        block * QUARTER,
+                        words * QUARTER,
+                        n_blocks,
+                        out,
+                        stride,
+                        bias,
+                        add,
+                    )
+                else:
+                    tile(fmt, 1, w, x, block, words, n_blocks, out, stride, bias, add)
+                x += n * row_nbytes
+                out += n * stride
+                left -= n
+
+
+@inline
+def multiply_float(args, thread, fmt):
+    """Multiply claimed panels by all groups of tokens, with the float tile."""
+    a = view(args, ARGS)
+    acts = _thread_acts(a, thread)
+    n_rows = load_i64(a.n_rows)
+    stride, add, n_inputs = a.out_stride, a.is_add, a.n_inputs
+    n_panels, row_nbytes, chunk = a.n_panels, a.acts_row_nbytes, a.chunk
+    while True:
+        start = atomic_add(a.counter, chunk)
+        if start >= n_panels:
+            return
+        for panel in range(start, min(start + chunk, n_panels)):
+            w = a.weights + panel * a.panel_nbytes
+            bias = a.bias + panel * 64 if a.bias != 0 else 0
+            x, out, left = acts, a.out + panel * 64, n_rows
+            while left > 0:
+                n = group_size(left)
+                if n == FULL:
+                    float_tile(fmt, FULL, w, x, n_inputs, out, stride, bias, add)
+                elif n == HALF:
+                    float_tile(fmt, HALF, w, x, n_inputs, out, stride, bias, add)
+                elif n == QUARTER:
+                    float_tile(fmt, QUARTER, w, x, n_inputs, out, stride, bias, add)
+                else:
+                    float_tile(fmt, 1, w, x, n_inputs, out, stride, bias, add)
+                x += n * row_nbytes
+                out += n * stride
+                left -= n
+
+
+@inline
+def pack_rows(args, fmt):
+    """Pack claimed panels, block by block and row by row."""
+    a = view(args, PACK_ARGS)
+    n_panels = (a.n_rows + PANEL_ROWS - 1) // PANEL_ROWS
+    while True:
+        start = atomic_add(a.counter, _PACK_CHUNK)
+        if start >= n_panels:
+            return
+        for panel in range(start, min(start + _PACK_CHUNK, n_panels)):
+            n_lanes = min(PANEL_ROWS, a.n_rows - panel * PANEL_ROWS)
+            for block in range(a.n_blocks):
+                dst = a.dst + (panel * a.n_blocks + block) * a.panel_block_nbytes
+                for lane in range(n_lanes):
+                    row = panel * PANEL_ROWS + lane
+                    src = a.src + row * a.row_nbytes + block * a.block_nbytes
+                    pack_block(fmt, src, dst, lane)

@@ -1,0 +1,405 @@
+"""Choosing a token from a row of logits: one pass over the row, then only the few that matter.
+
+Everything is exact, so that the compiled loops and their NumPy twins choose the same token on
+every machine:
+
+- Logits are compared as integers (`key`), which is also how a NaN is seen without a branch.
+- A probability is a whole number of 2**-42 of the most likely token's (`weight`), so that sums do
+  not depend on their order. A token 29 nats below the most likely one has weight 0.
+- exp is our own, in f64 without fused operations.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from quantcli.kernels.jit import inline, njit
+
+I64 = npt.NDArray[np.int64]
+F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
+
+f32 = np.float32
+f64 = np.float64
+
+BLOCK = 256  # logits whose largest is remembered, so that whole blocks can be passed over
+
+WEIGHT_BITS = 42  # the most likely token weighs 2**42; a row may hold 2**21 tokens before sums wrap
+MAX_TOKENS = 1 << (63 - WEIGHT_BITS)
+LOWEST = f64(-64.0)  # exp(-64) weighs nothing: smaller arguments are taken as this one
+
+# exp(x) = 2**n exp(r), n = round(x / ln 2), |r| <= ln 2 / 2. Adding MAGIC rounds to a whole number
+# and leaves it in the low bits. ln 2 in two parts, so that n * LN2_HIGH is exact.
+LOG2E = f64(1.4426950408889634)
+LN2_HIGH = f64(float.fromhex("0x1.62e42fee00000p-1"))
+LN2_LOW = f64(float.fromhex("0x1.a39ef35793c76p-33"))
+MAGIC = f64(6755399441055744.0)  # 1.5 * 2**52
+MAGIC_BITS = 0x4338000000000000
+
+PLUS_INF = 0x7F800000  # keys
+MINUS_INF = -0x7F800001
+KEY_OFFSET = 1 << 31  # key + KEY_OFFSET is not negative
+
+# What `choose` returns instead of a token.
+NOT_FINITE = -1  # a logit is NaN or +inf
+NOTHING = -2  # every logit is -inf
+
+# `p` must be reached by a sum of f32 logits' probabilities, each a few 1e-8 off: textbook numbers
+# such as 0.4 + 0.3 must count as 0.7.
+SLACK = f64(1e-6)
+
+SETTINGS = np.dtype(
+    [
+        ("top_k", "i8"),  # 0 or less: all
+        ("typical_p", "f8"),
+        ("top_p", "f8"),
+        ("log_min_p", "f8"),  # ln(min_p), -inf for 0
+        ("temperature", "f8"),  # 0 or less: the most likely token
+    ],
+    align=True,
+)
+
+
+class Scratch(NamedTuple):
+    """Memory for one call at a time, for rows of up to n logits."""
+
+    block_max: I64  # (ceil(n / BLOCK),) largest key of each block of the row
+    ids: I64  # (n,) candidates, ascending
+    keys: I64  # (n,) what they are ordered by, 0 <= key < 2**32
+    weights: I64  # (n,)
+    bins: I64  # (2048,)
+
+    @classmethod
+    def of(cls, n: int) -> Scratch:
+        """Return scratch for rows of n logits."""
+        assert 0 < n <= MAX_TOKENS, n
+        sizes = (-(-n // BLOCK), n, n, n, 2048)
+        return cls(*(np.empty(size, np.int64) for size in sizes))
+
+
+def weights_reference(x: F64) -> I64:
+    """Return round(exp(x) * 2**42) for x <= 0, as i64 (n,)."""
+    x = np.maximum(x, LOWEST)
+    n = np.rint(x * LOG2E)
+    r = (x - n * LN2_HIGH) - n * LN2_LOW
+    y = np.full_like(r, 1 / 3628800)
+    for factorial in (362880, 40320, 5040, 720, 120, 24, 6, 2, 1, 1):
+        y = y * r + 1 / factorial
+    scaled: F64 = np.ldexp(y, n.astype(np.int32) + WEIGHT_BITS)
+    return np.rint(scaled).astype(np.int64)
+
+
+def heaviest_reference(order: F64, weights: I64, target: int) -> npt.NDArray[np.intp]:
+    """Return, ascending, the fewest indices whose weights reach `target`, largest `order` first.
+
+    Of equal ones the lower index goes first. All indices, if the target is out of reach.
+    """
+    descending = np.argsort(-order, kind="stable")
+    n_kept = int(np.searchsorted(np.cumsum(weights[descending]), target)) + 1
+    return np.sort(descending[:n_kept])
+
+
+@inline
+def _key(logit):
+    """Return i64: a whole number that orders as the f32 does, -0 = +0. NaNs lie beyond the infs."""
+    bits = f32(logit + f32(0.0)).view(np.int32)  # adding 0 turns -0 into +0
+    return np.int32(bits ^ np.int32(np.int32(bits >> 31) & np.int32(0x7FFFFFFF)))
+
+
+@inline
+def _logit(key):
+    """Return the f32 with this key."""
+    bits = np.int32(key)
+    return np.int32(bits ^ np.int32(np.int32(bits >> 31) & np.int32(0x7FFFFFFF))).view(np.float32)
+
+
+@inline
+def _weight(x):
+    """Return round(exp(x) * 2**42) for an f64 x <= 0; the twin of `weights_reference`."""
+    x = max(x, LOWEST)
+    shifted = x * LOG2E + MAGIC
+    n = shifted - MAGIC
+    r = (x - n * LN2_HIGH) - n * LN2_LOW
+    y = f64(1 / 3628800)
+    y = y * r + f64(1 / 362880)
+    y = y * r + f64(1 / 40320)
+    y = y * r + f64(1 / 5040)
+    y = y * r + f64(1 / 720)
+    y = y * r + f64(1 / 120)
+    y = y * r + f64(1 / 24)
+    y = y * r + f64(1 / 6)
+    y = y * r + f64(1 / 2)
+    y = y * r + f64(1.0)
+    y = y * r + f64(1.0)
+    exponent = f64(shifted).view(np.int64) - MAGIC_BITS + (1023 + WEIGHT_BITS)
+    power = np.int64(exponent << 52).view(np.float64)
+    return f64(y * power + MAGIC).view(np.int64) - MAGIC_BITS  # rounds half to even, as rint does
+
+
+@inline
+def _range(part):
+    """Return the smallest and largest key of a slice; NaNs and infinities show at the ends."""
+    low = np.int32(0x7FFFFFFF)
+    high = np.int32(-0x80000000)
+    for i in range(part.size):
+        key = _key(part[i])
+        low = min(low, key)
+        high = max(high, key)
+    return low, high
+
+
+@inline
+def _scan(row, block_max):
+    """Store each block's largest key; return the smallest and largest key of the row."""
+    low = np.int32(0x7FFFFFFF)
+    high = np.int32(-0x80000000)
+    for block in range(block_max.size):  # slices: indices from 0 are what lets LLVM vectorize
+        block_low, block_high = _range(row[block * BLOCK : (block + 1) * BLOCK])
+        block_max[block] = block_high
+        low = min(low, block_low)
+        high = max(high, block_high)
+    return np.int64(low), np.int64(high)
+
+
+@inline
+def _first(row, block_max, key):
+    """Return the lowest index with this key."""
+    block = 0
+    while block_max[block] != key:
+        block += 1
+    i = block * BLOCK
+    while _key(row[i]) != key:
+        i += 1
+    return i
+
+
+@inline
+def _gather(row, block_max, top, depth, ids):
+    """Write, ascending, the indices with logit - top >= depth; return how many."""
+    n = 0
+    for block in range(block_max.size):
+        if f64(_logit(block_max[block])) - top >= depth:
+            part = row[block * BLOCK : (block + 1) * BLOCK]
+            for i in range(part.size):
+                if f64(part[i]) - top >= depth:
+                    ids[n] = block * BLOCK + i
+                    n += 1
+    return n
+
+
+@inline
+def _total(row, top):
+    """Return the weight of the whole row relative to `top`."""
+    total = np.int64(0)
+    for i in range(row.size):
+        total += _weight(f64(row[i]) - top)
+    return total
+
+
+@inline
+def _weigh(row, top, temperature, ids, n, weights):
+    """Write the weights of n candidates relative to `top` at a temperature; return their sum."""
+    total = np.int64(0)
+    for j in range(n):
+        weight = _weight((f64(row[ids[j]]) - top) / temperature)
+        weights[j] = weight
+        total += weight
+    return total
+
+
+@inline
+def _order(row, ids, n, keys):
+    """Write the keys of n candidates' logits, from 0 up."""
+    for j in range(n):
+        keys[j] = _key(row[ids[j]]) + KEY_OFFSET
+
+
+@inline
+def _cut(keys, weights, n, target, bins):
+    """Find the key at which the weight, largest key first, reaches `target`; 11 bits at a time.
+
+    Returns it, -1 if there is none, and the weight still wanted of candidates with this key.
+    """
+    prefix = np.int64(0)
+    wanted = np.int64(target)
+    for level in range(3):
+        shift = 22 - 11 * level
+        bins[:] = 0
+        for j in range(n):
+            if keys[j] >> (shift + 11) == prefix:
+                bins[(keys[j] >> shift) & 2047] += weights[j]
+        digit = np.int64(2047)
+        while digit >= 0 and bins[digit] < wanted:
+            wanted -= bins[digit]
+            digit -= 1
+        if digit < 0:
+            return np.int64(-1), wanted
+        prefix = (prefix << 11) | digit
+    return prefix, wanted
+
+
+@inline
+def _keep(ids, keys, weights, n, target, bins):
+    """Keep the fewest candidates whose weights reach `target`, largest key first, then lowest id.
+
+    The twin of `heaviest_reference`. Returns how many are kept; they stay in order of id.
+    """
+    cut, wanted = _cut(keys, weights, n, target, bins)
+    n_kept = 0
+    for j in range(n):
+        if keys[j] > cut or (keys[j] == cut and wanted > 0):
+            if keys[j] == cut:
+                wanted -= weights[j]
+            ids[n_kept] = ids[j]
+            n_kept += 1
+    return n_kept
+
+
+@inline
+def _top_k(row, top, k, block_max, ids, keys, weights, bins):
+    """Write the k candidates with the largest logits; return how many there are."""
+    n = block_max.size
+    depth = f64(-np.inf)
+    if k <= n:  # k logits are at least as large as the k-th largest of the blocks' largest
+        for block in range(n):
+            keys[block] = block_max[block] + KEY_OFFSET
+            weights[block] = 1
+        bound, _ = _cut(keys, weights, n, k, bins)
+        depth = f64(_logit(bound - KEY_OFFSET)) - top
+    n = _gather(row, block_max, top, depth, ids)
+    _order(row, ids, n, keys)
+    weights[:n] = 1
+    return _keep(ids, keys, weights, n, k, bins)
+
+
+@inline
+def _typical(row, top, p, ids, n, keys, weights, bins):
+    """Keep the candidates whose information is nearest the entropy; return how many."""
+    total = _weigh(row, top, f64(1.0), ids, n, weights)
+    moment = f64(0.0)
+    for j in range(n):
+        moment += f64(weights[j]) * max(f64(row[ids[j]]) - top, LOWEST)
+    mean = moment / f64(total)
+    for j in range(n):
+        distance = abs(max(f64(row[ids[j]]) - top, LOWEST) - mean)
+        keys[j] = 0x7FFFFFFF - f32(distance).view(np.int32)
+    return _keep(ids, keys, weights, n, _reach(total, p), bins)
+
+
+@inline
+def _reach(total, p):
+    """Return the weight that is a share p of the total, at least 1."""
+    return max(np.int64(1), np.int64(np.ceil(f64(total) * (p - SLACK))))
+
+
+@inline
+def _down_to(row, top, target, log_min_p, block_max, ids, weights):
+    """Write the candidates that top_p and min_p can keep, looking no deeper than it takes."""
+    depth = f64(-6.0)
+    while True:
+        depth = max(depth, log_min_p)
+        n = _gather(row, block_max, top, depth, ids)
+        if depth == log_min_p or _weigh(row, top, f64(1.0), ids, n, weights) >= target:
+            return n
+        depth = depth + depth if depth > LOWEST else f64(-np.inf)
+
+
+@inline
+def _min_p(row, top, log_min_p, ids, n):
+    """Keep the candidates at most -log_min_p below the top; return how many."""
+    n_kept = 0
+    for j in range(n):
+        if f64(row[ids[j]]) - top >= log_min_p:
+            ids[n_kept] = ids[j]
+            n_kept += 1
+    return n_kept
+
+
+@inline
+def _largest(row, ids, n):
+    """Return the candidate with the largest logit, the lowest of equal ones."""
+    best = ids[0]
+    for j in range(1, n):
+        if row[ids[j]] > row[best]:
+            best = ids[j]
+    return best
+
+
+@inline
+def _candidates(row, top, s, block_max, ids, keys, weights, bins):
+    """Write the candidates that top_k, typical_p, top_p and min_p leave.
+
+    Returns how many, and the largest logit before top_p.
+    """
+    target = np.int64(0)  # of top_p; 0 while unknown
+    if 0 < s.top_k < row.size:
+        n = _top_k(row, top, s.top_k, block_max, ids, keys, weights, bins)
+    elif s.typical_p < f64(1.0):
+        n = _gather(row, block_max, top, f64(-np.inf), ids)
+    elif s.top_p < f64(1.0):
+        target = _reach(_total(row, top), s.top_p)
+        n = _down_to(row, top, target, s.log_min_p, block_max, ids, weights)
+    else:  # what lies below LOWEST weighs nothing
+        n = _gather(row, block_max, top, max(s.log_min_p, LOWEST * s.temperature), ids)
+    if s.typical_p < f64(1.0):
+        n = _typical(row, top, s.typical_p, ids, n, keys, weights, bins)
+        top = f64(row[_largest(row, ids, n)])
+    if s.top_p < f64(1.0):
+        total = _weigh(row, top, f64(1.0), ids, n, weights)
+        if target == 0:
+            target = _reach(total, s.top_p)
+        if total >= target:  # else min_p has already cut deeper
+            _order(row, ids, n, keys)
+            n = _keep(ids, keys, weights, n, target, bins)
+    return _min_p(row, top, s.log_min_p, ids, n), top
+
+
+@njit
+def choose(row, settings, u, scratch):
+    """Choose a token; the twin of the chain in `quantcli.engine.sampling`.
+
+    row       f32 (n,)           logits
+    settings  SETTINGS (1,)
+    u         f64                uniform in [0, 1)
+    scratch   Scratch            for rows of n
+    return    a token, NOT_FINITE or NOTHING
+    """
+    block_max, ids, keys, weights, bins = scratch
+    s = settings[0]
+    low, high = _scan(row, block_max)
+    if high >= PLUS_INF or low < MINUS_INF:
+        return np.int64(NOT_FINITE)
+    if high == MINUS_INF:
+        return np.int64(NOTHING)
+    if s.temperature <= f64(0.0) and s.typical_p >= f64(1.0):
+        return np.int64(_first(row, block_max, high))
+    n, top = _candidates(row, f64(_logit(high)), s, block_max, ids, keys, weights, bins)
+    if s.temperature <= f64(0.0):
+        return np.int64(_largest(row, ids, n))
+    total = _weigh(row, top, s.temperature, ids, n, weights)
+    mark = min(np.int64(u * f64(total)), total - 1)
+    j = 0
+    while mark >= weights[j]:
+        mark -= weights[j]
+        j += 1
+    return ids[j]
+
+
+@njit
+def most_likely(row, k, scratch):
+    """Leave the k largest logits' tokens, ascending, in scratch.ids; return the row's weight.
+
+    The weight is relative to the largest logit, or NOT_FINITE or NOTHING.
+    """
+    block_max, ids, keys, weights, bins = scratch
+    low, high = _scan(row, block_max)
+    if high >= PLUS_INF or low < MINUS_INF:
+        return np.int64(NOT_FINITE)
+    if high == MINUS_INF:
+        return np.int64(NOTHING)
+    top = f64(_logit(high))
+    _top_k(row, top, k, block_max, ids, keys, weights, bins)
+    return _total(row, top)
