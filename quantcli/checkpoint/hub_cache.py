@@ -1,0 +1,148 @@
+"""The cache that huggingface_hub and other programs share, read and written in its layout.
+
+    models--ORG--REPO/blobs/DIGEST            the file; DIGEST.incomplete while it arrives
+    models--ORG--REPO/snapshots/COMMIT/PATH   a link to it; the file itself where links are refused
+    models--ORG--REPO/refs/main               the commit that `main` last meant
+
+DIGEST is the sha256 of a large file and git's sha1 of a small one. Nothing here uses the network.
+Source: https://huggingface.co/docs/huggingface_hub/guides/manage-cache
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from quantcli.checkpoint.quants import ModelFile
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class CachedFile:
+    """A GGUF file in the shared cache."""
+
+    repo: str
+    commit: str
+    file: ModelFile
+    path: Path  # in the snapshot
+    last_used: float  # seconds since the epoch
+
+
+def cache_folder() -> Path:
+    """Return the shared cache: HF_HUB_CACHE, else `hub` in HF_HOME, else the platform's default."""
+    for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if configured := os.environ.get(variable):
+            return Path(os.path.expandvars(configured)).expanduser()
+    if configured := os.environ.get("HF_HOME"):
+        return Path(os.path.expandvars(configured)).expanduser() / "hub"
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base).expanduser() / "huggingface" / "hub"
+
+
+def repo_folder(repo: str) -> Path:
+    """Return the folder of a repository in the shared cache."""
+    return cache_folder() / ("models--" + repo.replace("/", "--"))
+
+
+def snapshot_path(repo: str, commit: str, path: str) -> Path:
+    """Return where a file of a commit lies or would lie."""
+    return repo_folder(repo).joinpath("snapshots", commit, *PurePosixPath(path).parts)
+
+
+def partial_path(blob: Path) -> Path:
+    """Return where a blob is while it arrives."""
+    return blob.with_name(f"{blob.name}.incomplete")
+
+
+def present_nbytes(blob: Path) -> int:
+    """Return how many bytes of a blob are here, whole or partial."""
+    for path in (blob, partial_path(blob)):
+        with suppress(OSError):
+            return path.stat().st_size
+    return 0
+
+
+def cached_repos() -> list[str]:
+    """Return the repositories that have a folder in the shared cache."""
+    names = (path.name for path in sorted(cache_folder().glob("models--*--*")))
+    return [name.removeprefix("models--").replace("--", "/", 1) for name in names]
+
+
+def cached(repo: str, revision: str = "main") -> list[CachedFile]:
+    """Return the GGUF files of a repository in the shared cache.
+
+    Those of the commit that the revision last meant come first, then those of other commits;
+    a revision that is itself a commit means that one alone.
+    """
+    folder = repo_folder(repo)
+    commit = revision
+    with suppress(OSError):
+        commit = (folder / "refs" / revision).read_text(encoding="utf-8").strip()
+    snapshots = [path for path in folder.glob("snapshots/*") if path.is_dir()]
+    if COMMIT.fullmatch(revision):
+        snapshots = [path for path in snapshots if path.name == revision]
+    snapshots.sort(key=lambda path: (path.name == commit, path.stat().st_mtime), reverse=True)
+    return [
+        _cached_file(repo, snapshot, path)
+        for snapshot in snapshots
+        for path in sorted(snapshot.rglob("*"))
+        if path.suffix.lower() == ".gguf" and path.is_file()
+    ]
+
+
+def link(blob: Path, pointer: Path) -> None:
+    """Make a snapshot's path lead to a blob; where links are refused, the blob moves there."""
+    if pointer.exists():
+        return
+    pointer.parent.mkdir(parents=True, exist_ok=True)
+    pointer.unlink(missing_ok=True)  # a dangling link
+    try:
+        pointer.symlink_to(os.path.relpath(blob, pointer.parent))
+    except (OSError, NotImplementedError):
+        os.replace(blob, pointer)
+
+
+def write_ref(repo: str, revision: str, commit: str) -> None:
+    """Record which commit a branch or tag means."""
+    if revision == commit:
+        return
+    ref = repo_folder(repo) / "refs" / revision
+    ref.parent.mkdir(parents=True, exist_ok=True)
+    draft = ref.with_name(f"{ref.name}.{os.getpid()}.tmp")
+    draft.write_text(commit, encoding="utf-8")
+    os.replace(draft, ref)
+
+
+def digest_of(path: Path, like: str) -> str:
+    """Return a file's sha256, or the sha1 that git gives it where `like` is that long."""
+    if len(like) == 64:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    sha1 = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
+    with path.open("rb") as file:
+        while data := file.read(1 << 20):
+            sha1.update(data)
+    return sha1.hexdigest()
+
+
+def is_safe(path: str) -> bool:
+    """Return whether a path that a server names stays inside its snapshot, on every platform."""
+    parts = path.split("/")
+    return all(part not in ("", ".", "..") for part in parts) and not re.search(r"[\\:\0]", path)
+
+
+def _cached_file(repo: str, snapshot: Path, path: Path) -> CachedFile:
+    status = path.stat()
+    blob = path.resolve().name
+    file = ModelFile(
+        path=path.relative_to(snapshot).as_posix(),
+        nbytes=status.st_size,
+        digest=blob if DIGEST.fullmatch(blob) else "",
+    )
+    return CachedFile(repo, snapshot.name, file, path, max(status.st_atime, status.st_mtime))
