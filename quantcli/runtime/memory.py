@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -131,6 +132,25 @@ def available_memory(root: Path = cgroup.ROOT) -> int:
     machine = int(psutil.virtual_memory().available)
     left = cgroup.memory_left(root)
     return machine if left is None else min(machine, left)
+
+
+def total_memory() -> int:
+    """Return the bytes of memory this machine has."""
+    import psutil
+
+    return int(psutil.virtual_memory().total)
+
+
+def peak_memory() -> int:
+    """Return the most bytes of memory this process has held at once."""
+    if sys.platform == "win32":
+        import psutil
+
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # kilobytes but on macOS
 
 
 def size(nbytes: int) -> str:

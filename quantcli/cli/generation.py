@@ -1,0 +1,252 @@
+"""A loaded model and its answers, computed on the worker; what `run` and `chat` share."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
+
+from quantcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from quantcli.checkpoint import Checkpoint
+    from quantcli.cli.options import LoadOptions, SamplingOptions
+    from quantcli.cli.render import JsonValue, StatusLine
+    from quantcli.cli.worker import Stream, Worker
+    from quantcli.engine.loop import Engine
+    from quantcli.engine.request import Event, FinishReason, Request, SamplingParams, Stats
+    from quantcli.runtime.model import Model
+    from quantcli.text import Tokenizer
+    from quantcli.text.chat import ChatTemplate
+
+Progress = Callable[[str, int, int], None]
+Message = Mapping[str, str]
+
+
+@dataclass
+class Loaded:
+    """A model ready to answer."""
+
+    name: str
+    metadata: Mapping[str, object]
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    model: Model
+    engine: Engine
+    load_s: float
+
+    def uses_chat(self, asked: bool | None) -> bool:
+        """Return whether to apply the chat template; raise UsageError if it lacks one."""
+        if asked and self.template is None:
+            raise UsageError(f"{self.name} has no chat template. Leave out --chat, or use another.")
+        return self.template is not None if asked is None else asked
+
+    def chat_tokens(self, messages: list[Message]) -> tuple[int, ...]:
+        """Return a conversation as the prompt for its next answer."""
+        from quantcli.text.chat import encode_chat
+
+        assert self.template is not None
+        return tuple(encode_chat(self.tokenizer, self.template, messages))
+
+
+@contextmanager
+def opened(name: str, options: LoadOptions, worker: Worker, status: StatusLine) -> Iterator[Loaded]:
+    """Hold a loaded model, downloaded first if need be; close it on the worker in the end."""
+    try:
+        loaded = load(name, options, worker, status)
+    finally:
+        status.clear()
+    try:
+        yield loaded
+    finally:
+        if worker.stop():
+            worker.call(loaded.model.close)
+
+
+def load(name: str, options: LoadOptions, worker: Worker, status: StatusLine) -> Loaded:
+    """Find, download if need be, open and load a model on the worker."""
+    from quantcli.checkpoint.store import resolve
+
+    path = resolve(name, progress=status, notify=status.note)
+
+    def work() -> Loaded:
+        from quantcli.checkpoint import open_checkpoint
+        from quantcli.engine.loop import Engine
+        from quantcli.text import from_metadata
+        from quantcli.text.chat import ChatTemplate
+
+        report = worker.checked(status)
+        start = time.perf_counter()
+        with open_checkpoint(path) as checkpoint:
+            metadata = checkpoint.metadata
+            report("reading the vocabulary", 0, 0)
+            tokenizer = from_metadata(metadata)
+            template = ChatTemplate.from_metadata(metadata)
+            model = load_model(checkpoint, options, report)
+        engine = Engine(model, tokenizer)
+        load_s = time.perf_counter() - start
+        return Loaded(name, metadata, tokenizer, template, model, engine, load_s)
+
+    return worker.call(work)
+
+
+def load_model(checkpoint: Checkpoint, options: LoadOptions, progress: Progress) -> Model:
+    """Load the weights of an open checkpoint."""
+    from quantcli.runtime.model import Model
+
+    return Model.load(
+        checkpoint,
+        context=options.ctx or None,
+        n_threads=options.threads,
+        kv_type=options.chosen_kv_type(),
+        cache=options.cache,
+        backend=options.chosen_backend(),
+        progress=progress,
+    )
+
+
+def request(
+    tokens: tuple[int, ...],
+    sampling: SamplingOptions,
+    params: SamplingParams,
+    session: int | None = None,
+) -> Request:
+    """Return the engine's request for a prompt."""
+    from quantcli.engine.request import Request
+
+    return Request(
+        tokens,
+        params,
+        session=session,
+        context_shift=sampling.context_shift,
+        n_keep=sampling.keep,
+    )
+
+
+@dataclass
+class Answer:
+    """One answer as it comes: iterate for its pieces of text, then read the rest.
+
+    Ctrl-C while waiting reaches whoever iterates; `cancel` and iterate on for the end.
+    """
+
+    engine: Engine
+    asked: Request
+    worker: Worker
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    finish: FinishReason | None = None
+    stats: Stats | None = None
+    _cancelled: threading.Event = field(default_factory=threading.Event)
+    _events: Stream[Event] | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        """Return itself."""
+        return self
+
+    def __next__(self) -> str:
+        """Return the next piece of text that is certain, which may be empty."""
+        if self._events is None:
+            self._events = self.worker.stream(self._produce)
+        event = next(self._events)
+        if event.error is not None:
+            raise event.error
+        if event.token is not None:
+            self.tokens.append(event.token)
+        self.text += event.text
+        self.finish, self.stats = event.finish, event.stats
+        return event.text
+
+    def cancel(self) -> None:
+        """End the answer after the step at hand."""
+        self._cancelled.set()
+
+    def _produce(self) -> Iterator[Event]:
+        """Drive the engine until this request ends. Runs on the worker."""
+        number = self.engine.submit(self.asked)
+        cancelled = False
+        while True:
+            if self._cancelled.is_set() and not cancelled:
+                cancelled = True
+                self.engine.cancel(number)
+            for event in self.engine.step():
+                yield event
+                if event.finish is not None:
+                    return
+
+
+def collect(answer: Answer, show: Callable[[str], None] | None) -> bool:
+    """Follow an answer to its end and return whether Ctrl-C ended it.
+
+    show   receives each piece of text as it comes
+
+    The first Ctrl-C ends the answer; a second one, while it is still ending, is raised.
+    """
+    interrupted = False
+    while True:
+        try:
+            for piece in answer:
+                if show is not None and piece:
+                    show(piece)
+            return interrupted
+        except KeyboardInterrupt:
+            if interrupted:
+                raise
+            interrupted = True
+            answer.cancel()
+
+
+def write(text: str) -> None:
+    """Write a piece of an answer to standard output at once.
+
+    A terminal gets control characters as escapes: an answer must not move the cursor, set the
+    title or fill the clipboard.
+    """
+    if sys.stdout.isatty():
+        from quantcli.cli.render import harmless
+
+        text = harmless(text)
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def timings(loaded: Loaded, stats: Stats) -> str:
+    """Return what an answer took, one line each for the prompt, the answer and the rest."""
+    from quantcli.runtime.memory import peak_memory, size
+
+    n_new = stats.n_prompt - stats.n_reused
+    reused = f", {stats.n_reused} reused" if stats.n_reused else ""
+    lines = [
+        f"prompt     {_rate(n_new, stats.prompt_s)}{reused}",
+        f"generated  {_rate(max(0, stats.n_generated - 1), stats.decode_s)}",
+        f"load {loaded.load_s:.2f} s, {loaded.model.n_threads} threads, "
+        f"context {loaded.model.context}, peak memory {size(peak_memory())}, seed {stats.seed}",
+    ]
+    return "\n".join(lines)
+
+
+def timings_json(loaded: Loaded, stats: Stats) -> JsonValue:
+    """Return what an answer took, for --json."""
+    from quantcli.runtime.memory import peak_memory
+
+    return {**asdict(stats), "load_s": loaded.load_s, "peak_memory_nbytes": peak_memory()}
+
+
+def note_finish(answer: Answer, loaded: Loaded, status: StatusLine) -> None:
+    """Say why an answer ended early if it was the context."""
+    from quantcli.engine.request import FinishReason
+
+    if answer.finish is FinishReason.CONTEXT:
+        status.warn(
+            f"the context of {loaded.model.context} tokens is full. "
+            "Use a larger --ctx, or --context-shift to drop the oldest text."
+        )
+
+
+def _rate(n_tokens: int, seconds: float) -> str:
+    speed = f"{n_tokens / seconds:9.1f} tokens/s" if seconds > 0 and n_tokens else ""
+    return f"{n_tokens:6d} tokens {seconds:8.2f} s {speed}".rstrip()

@@ -1,0 +1,255 @@
+"""quantcli inspect: what is in a model file, and what running it takes."""
+
+# No "from __future__ import annotations" here: Typer reads the annotations.
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from quantcli.cli.options import Json, LoadOptions, ModelArgument, ModelOptions, expand
+
+if TYPE_CHECKING:
+    from quantcli.arch import Hyper
+    from quantcli.checkpoint import Checkpoint
+    from quantcli.cli.render import JsonValue
+    from quantcli.runtime.memory import MemoryPlan
+
+SAMPLE = (
+    {"role": "system", "content": "You are a helpful assistant."},
+    {"role": "user", "content": "Hello"},
+    {"role": "assistant", "content": "Hi there"},
+    {"role": "user", "content": "How are you?"},
+)
+_MAX_SHOWN = 6  # items of an array
+_MAX_LISTED = 1024  # numbers of an array, in JSON
+
+
+@expand
+def command(
+    model: ModelArgument = None,
+    *,
+    named: ModelOptions,
+    load: LoadOptions,
+    tensors: Annotated[bool, Option("--tensors", help="List every tensor.")] = False,
+    plan: Annotated[bool, Option("--plan", help="List the operations of a forward pass.")] = False,
+    template: Annotated[
+        bool, Option("--template", help="Show the chat template, and a short chat in it.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Show a model's metadata, tensors, plan and memory need."""
+    from quantcli.checkpoint import open_checkpoint
+    from quantcli.checkpoint.store import resolve
+    from quantcli.cli import render
+
+    load.checked()
+    with open_checkpoint(resolve(named.choose(model))) as checkpoint:
+        if as_json:
+            render.emit_json(document(checkpoint, load, plan=plan))
+            return
+        for line in report(checkpoint, load, tensors=tensors, plan=plan, template=template):
+            print(line)
+
+
+def document(checkpoint: "Checkpoint", load: LoadOptions, *, plan: bool) -> "JsonValue":
+    """Return everything about a model, for --json."""
+    built: dict[str, JsonValue] = {
+        "summary": summary(checkpoint),
+        "memory": memory(checkpoint, load),
+        "metadata": {key: _json_value(v) for key, v in _items(checkpoint.metadata)},
+        "tensors": [
+            {"name": t.name, "shape": t.shape, "format": t.format.name, "nbytes": t.nbytes}
+            for t in checkpoint.tensors.values()
+        ],
+        "chat_template_sample": _rendered(checkpoint.metadata),
+    }
+    if plan:
+        built["plan"] = list(_plan_lines(checkpoint))
+    return built
+
+
+def report(
+    checkpoint: "Checkpoint", load: LoadOptions, *, tensors: bool, plan: bool, template: bool
+) -> Iterator[str]:
+    """Yield the lines for people."""
+    from quantcli.cli import render
+
+    yield "summary"
+    yield render.facts(summary(checkpoint))
+    yield "memory"
+    yield render.facts(memory(checkpoint, load))
+    yield "metadata"
+    yield render.pairs((k, render.shorten(_shown(v), 100)) for k, v in _items(checkpoint.metadata))
+    yield "formats"
+    yield _formats(checkpoint)
+    if tensors:
+        yield "tensors"
+        yield _tensors(checkpoint)
+    if plan:
+        yield "plan"
+        yield from (f"  {line}" for line in _plan_lines(checkpoint))
+    if template:
+        yield "chat template"
+        source = str(checkpoint.metadata.get("tokenizer.chat_template", "none"))
+        yield render.printable(source, keep="\n")
+        yield "a chat in it"
+        yield render.printable(_rendered(checkpoint.metadata) or "none", keep="\n")
+
+
+def summary(checkpoint: "Checkpoint") -> "dict[str, JsonValue]":
+    """Return what one wants to know first."""
+    metadata = checkpoint.metadata
+    facts: dict[str, JsonValue] = {
+        "files": ", ".join(path.name for path in checkpoint.paths),
+        "name": _text(metadata, "general.name"),
+        "architecture": _text(metadata, "general.architecture"),
+        "licence": _text(metadata, "general.license"),
+        "parameters": checkpoint.n_params,
+        "weights_nbytes": checkpoint.nbytes,
+        "bits_per_weight": round(8 * checkpoint.nbytes / max(1, checkpoint.n_params), 3),
+    }
+    hyper = _hyper(checkpoint)
+    if isinstance(hyper, str):
+        facts["not_supported"] = hyper
+    else:
+        facts["layers"] = hyper.n_layers
+        facts["width"] = hyper.d_model
+        facts["heads"] = max(hyper.n_heads)
+        facts["kv_heads"] = max(hyper.n_kv_heads)
+        facts["head_dim"] = hyper.head_dim
+        facts["vocabulary"] = hyper.n_vocab
+        facts["train_context"] = hyper.context
+    if checkpoint.notes:
+        facts["notes"] = " ".join(checkpoint.notes)
+    return facts
+
+
+def memory(checkpoint: "Checkpoint", load: LoadOptions) -> "dict[str, JsonValue]":
+    """Return the memory plan by name, or why there is none."""
+    from quantcli.cli.doctor import plan_facts
+    from quantcli.errors import ModelError, ResourceError
+
+    try:
+        return plan_facts(memory_plan(checkpoint, load))
+    except (ModelError, ResourceError) as error:
+        return {"none": str(error)}
+
+
+def memory_plan(checkpoint: "Checkpoint", load: LoadOptions) -> "MemoryPlan":
+    """Return what running a model takes.
+
+    Raises ModelError if it cannot be run, ResourceError if it does not fit.
+    """
+    from quantcli.arch import Hyper
+    from quantcli.runtime.memory import available_memory, choose_context, kv_nbytes_per_token
+
+    hyper = Hyper.from_metadata(checkpoint.metadata, checkpoint.tensors)
+    kv_type = load.chosen_kv_type()
+    layers = [kv_nbytes_per_token(1, n, hyper.head_dim, kv_type) for n in hyper.n_kv_heads]
+    return choose_context(
+        load.ctx,
+        train_context=hyper.context,
+        weights_nbytes=checkpoint.nbytes,
+        kv_nbytes_per_token=sum(layers),
+        buffers_nbytes=0,
+        available=available_memory(),
+    )
+
+
+def _hyper(checkpoint: "Checkpoint") -> "Hyper | str":
+    """Return the hyper-parameters, or why there are none."""
+    from quantcli.arch import Hyper
+    from quantcli.errors import ModelError
+
+    try:
+        return Hyper.from_metadata(checkpoint.metadata, checkpoint.tensors)
+    except ModelError as error:
+        return str(error)
+
+
+def _plan_lines(checkpoint: "Checkpoint") -> Iterator[str]:
+    """Yield the operations of a forward pass, or why there are none."""
+    from quantcli.arch import get
+
+    hyper = _hyper(checkpoint)
+    if isinstance(hyper, str):
+        yield hyper
+    else:
+        yield from get(hyper.arch).build(hyper).lines()
+
+
+def _formats(checkpoint: "Checkpoint") -> str:
+    """Return a table of how much of the model is in which format."""
+    from math import prod
+
+    from quantcli.cli import render
+    from quantcli.runtime.memory import size
+
+    totals: dict[str, list[int]] = {}
+    for info in checkpoint.tensors.values():
+        counts = totals.setdefault(info.format.name, [0, 0, 0])
+        for i, n in enumerate((1, prod(info.shape), info.nbytes)):
+            counts[i] += n
+    rows = [
+        (f"  {name}", str(n), f"{n_params / 1e6:.2f} M", size(nbytes))
+        for name, (n, n_params, nbytes) in sorted(totals.items())
+    ]
+    return render.table(("  format", "tensors", "parameters", "size"), rows, right="lrrr")
+
+
+def _tensors(checkpoint: "Checkpoint") -> str:
+    """Return a table of the tensors."""
+    from quantcli.cli import render
+
+    rows = [
+        (f"  {t.name}", " x ".join(map(str, t.shape)), t.format.name, f"{t.nbytes:,}")
+        for t in checkpoint.tensors.values()
+    ]
+    return render.table(("  name", "shape", "format", "bytes"), rows, right="lrlr")
+
+
+def _rendered(metadata: Mapping[str, object]) -> str | None:
+    """Return a short chat in the model's template, or what is wrong with the template."""
+    from quantcli.errors import QuantcliError
+    from quantcli.text.chat import ChatTemplate
+
+    try:
+        template = ChatTemplate.from_metadata(metadata)
+        return None if template is None else template.render(SAMPLE)
+    except QuantcliError as error:
+        return str(error)
+
+
+def _items(metadata: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    """Yield keys and values; a value that cannot be read is replaced by the reason."""
+    from quantcli.errors import CheckpointError
+
+    for key in metadata:
+        try:
+            yield key, metadata[key]
+        except CheckpointError as error:
+            yield key, f"<{error}>"
+
+
+def _text(metadata: Mapping[str, object], key: str) -> str | None:
+    """Return a value as text, None if it is missing."""
+    return next((str(value) for found, value in _items(metadata) if found == key), None)
+
+
+def _shown(value: object) -> str:
+    """Return a metadata value on one line; of an array its length and first items."""
+    if isinstance(value, str) or not hasattr(value, "__len__"):
+        return str(value)
+    first = [str(value[i]) for i in range(min(len(value), _MAX_SHOWN))]  # type: ignore[index]
+    more = ", ..." if len(value) > _MAX_SHOWN else ""
+    return f"{len(value)} items: {', '.join(first)}{more}"
+
+
+def _json_value(value: object) -> "JsonValue":
+    """Return a metadata value for --json, long arrays as their length and first items."""
+    if isinstance(value, bool | int | float | str):
+        return value
+    if hasattr(value, "tolist") and len(value) <= _MAX_LISTED:  # type: ignore[arg-type]
+        return value.tolist()  # type: ignore[no-any-return]
+    return _shown(value)

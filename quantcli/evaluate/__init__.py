@@ -1,0 +1,1 @@
+"""Measuring models: how fast they are."""
