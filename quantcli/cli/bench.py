@@ -2,6 +2,7 @@
 
 # No "from __future__ import annotations" here: Typer reads the annotations.
 
+import statistics
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -120,30 +121,38 @@ def _numbers(option: str, text: str) -> list[int]:
 
 @dataclass(frozen=True)
 class Result:
-    """One line of output: what was measured, on what, how; tokens per second and seconds."""
+    """One test of one model; fields that llama-bench has too bear its names and units."""
 
-    model: str
-    model_nbytes: int
-    n_params: int
-    backend: str
+    quantcli: str  # version
+    cpu_info: str
+    model_filename: str
+    model_type: str
+    model_size: int  # bytes of all tensors
+    model_n_params: int
+    backends: str
     instruction_set: str
-    threads: int
-    kv_type: str
+    n_threads: int
+    type_k: str
+    type_v: str
     cache: str
-    test: str
-    n_tokens: int
-    depth: int
-    mean: float
-    sd: float
-    median: float
-    seconds: tuple[float, ...]
+    n_prompt: int
+    n_gen: int
+    n_depth: int
+    avg_ns: float
+    stddev_ns: float
+    avg_ts: float
+    stddev_ts: float
+    median_ts: float
+    samples_ns: tuple[int, ...]
+    samples_ts: tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class _Subject:
     """A model to measure."""
 
-    name: str
+    file: str
+    title: str
     nbytes: int
     n_params: int
     model: "Model"
@@ -189,30 +198,42 @@ def _load(path: "Path", options: LoadOptions, progress: "Progress") -> _Subject:
 
     with open_checkpoint(path) as checkpoint:
         model = load_model(checkpoint, options, progress)
-        title = str(checkpoint.metadata.get("general.name", checkpoint.paths[0].name))
-        return _Subject(title, checkpoint.nbytes, checkpoint.n_params, model)
+        file = checkpoint.paths[0].name
+        title = str(checkpoint.metadata.get("general.name", file))
+        return _Subject(file, title, checkpoint.nbytes, checkpoint.n_params, model)
 
 
 def _result(subject: _Subject, load: LoadOptions, measured: "Throughput") -> Result:
     """Return one result with all that is needed to read it later."""
+    from quantcli import __version__
+    from quantcli.cli.machine import cpu_name
     from quantcli.kernels.isa import select
 
+    workload, kv_type = measured.workload, load.chosen_kv_type()
+    ns = tuple(round(s * 1e9) for s in measured.seconds)
     return Result(
-        model=subject.name,
-        model_nbytes=subject.nbytes,
-        n_params=subject.n_params,
-        backend=load.chosen_backend(),
+        quantcli=__version__,
+        cpu_info=cpu_name(),
+        model_filename=subject.file,
+        model_type=subject.title,
+        model_size=subject.nbytes,
+        model_n_params=subject.n_params,
+        backends=load.chosen_backend(),
         instruction_set=select().name,
-        threads=subject.model.n_threads,
-        kv_type=load.chosen_kv_type(),
+        n_threads=subject.model.n_threads,
+        type_k=kv_type,
+        type_v=kv_type,
         cache=load.cache,
-        test=measured.workload.name,
-        n_tokens=measured.workload.n_tokens,
-        depth=measured.workload.depth,
-        mean=measured.mean,
-        sd=measured.sd,
-        median=measured.median,
-        seconds=measured.seconds,
+        n_prompt=workload.n_tokens if workload.kind == "pp" else 0,
+        n_gen=workload.n_tokens if workload.kind == "tg" else 0,
+        n_depth=workload.depth,
+        avg_ns=statistics.fmean(ns),
+        stddev_ns=statistics.stdev(ns) if len(ns) > 1 else 0.0,
+        avg_ts=measured.mean,
+        stddev_ts=measured.sd,
+        median_ts=measured.median,
+        samples_ns=ns,
+        samples_ts=measured.rates,
     )
 
 
@@ -226,7 +247,7 @@ def _show(results: list[Result], kind: str) -> None:
     if kind == "json":
         render.emit_json([asdict(result) for result in results])
     elif kind == "csv":
-        columns = [field.name for field in fields(Result) if field.name != "seconds"]
+        columns = [f.name for f in fields(Result) if not f.name.startswith("samples")]
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(columns)
         writer.writerows([getattr(result, name) for name in columns] for result in results)
@@ -238,13 +259,14 @@ def _cells(result: Result) -> tuple[str, ...]:
     """Return a result's row under HEADERS."""
     from quantcli.runtime.memory import size
 
+    kind, n = ("pp", result.n_prompt) if result.n_prompt else ("tg", result.n_gen)
     return (
-        result.model,
-        size(result.model_nbytes),
-        f"{result.n_params / 1e6:.0f} M",
-        f"{result.backend} {result.instruction_set}",
-        str(result.threads),
-        result.test,
-        f"{result.mean:.2f} \u00b1 {result.sd:.2f}",
-        f"{result.median:.2f}",
+        result.model_type,
+        size(result.model_size),
+        f"{result.model_n_params / 1e6:.0f} M",
+        f"{result.backends} {result.instruction_set}",
+        str(result.n_threads),
+        f"{kind}{n}" + (f" @ d{result.n_depth}" if result.n_depth else ""),
+        f"{result.avg_ts:.2f} \u00b1 {result.stddev_ts:.2f}",
+        f"{result.median_ts:.2f}",
     )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from quantcli.cli.options import Json, LoadOptions, ModelArgument, ModelOptions, expand
+from quantcli.cli.options import ContextOptions, Json, ModelArgument, ModelOptions, expand
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,7 +22,7 @@ def command(
     model: ModelArgument = None,
     *,
     named: ModelOptions,
-    load: LoadOptions,
+    wanted: ContextOptions,
     bandwidth: Annotated[
         bool, Option("--bandwidth", help="Measure how fast memory is read; takes a second.")
     ] = False,
@@ -38,7 +38,7 @@ def command(
         "folders": folders(),
     }
     if model is not None or named.model_option is not None:
-        sections["model"] = model_memory(named.choose(model), load)
+        sections["model"] = model_memory(named.choose(model), wanted)
     if as_json:
         render.emit_json(sections)
         return
@@ -127,14 +127,14 @@ def _kernel_state(folder: "Path") -> str:
     return f"{n_compiled} functions compiled for this version and CPU"
 
 
-def model_memory(name: str, load: LoadOptions) -> "dict[str, JsonValue]":
+def model_memory(name: str, wanted: ContextOptions) -> "dict[str, JsonValue]":
     """Return what a model would take of this machine's memory."""
     from quantcli.checkpoint import open_checkpoint
     from quantcli.checkpoint.store import resolve
     from quantcli.cli.inspect import memory_plan
 
     with open_checkpoint(resolve(name)) as checkpoint:
-        return plan_facts(memory_plan(checkpoint, load))
+        return plan_facts(memory_plan(checkpoint, wanted))
 
 
 def plan_facts(plan: "MemoryPlan") -> "dict[str, JsonValue]":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from quantcli.cli.options import Json, LoadOptions, ModelArgument, ModelOptions, expand
+from quantcli.cli.options import ContextOptions, Json, ModelArgument, ModelOptions, expand
 
 if TYPE_CHECKING:
     from quantcli.arch import Hyper
@@ -30,7 +30,7 @@ def command(
     model: ModelArgument = None,
     *,
     named: ModelOptions,
-    load: LoadOptions,
+    wanted: ContextOptions,
     tensors: Annotated[bool, Option("--tensors", help="List every tensor.")] = False,
     plan: Annotated[bool, Option("--plan", help="List the operations of a forward pass.")] = False,
     template: Annotated[
@@ -43,20 +43,20 @@ def command(
     from quantcli.checkpoint.store import resolve
     from quantcli.cli import render
 
-    load.checked()
+    wanted.chosen_kv_type()
     with open_checkpoint(resolve(named.choose(model))) as checkpoint:
         if as_json:
-            render.emit_json(document(checkpoint, load, plan=plan))
+            render.emit_json(document(checkpoint, wanted, plan=plan))
             return
-        for line in report(checkpoint, load, tensors=tensors, plan=plan, template=template):
+        for line in report(checkpoint, wanted, tensors=tensors, plan=plan, template=template):
             print(line)
 
 
-def document(checkpoint: "Checkpoint", load: LoadOptions, *, plan: bool) -> "JsonValue":
+def document(checkpoint: "Checkpoint", wanted: ContextOptions, *, plan: bool) -> "JsonValue":
     """Return everything about a model, for --json."""
     built: dict[str, JsonValue] = {
         "summary": summary(checkpoint),
-        "memory": memory(checkpoint, load),
+        "memory": memory(checkpoint, wanted),
         "metadata": {key: _json_value(v) for key, v in _items(checkpoint.metadata)},
         "tensors": [
             {"name": t.name, "shape": t.shape, "format": t.format.name, "nbytes": t.nbytes}
@@ -70,7 +70,7 @@ def document(checkpoint: "Checkpoint", load: LoadOptions, *, plan: bool) -> "Jso
 
 
 def report(
-    checkpoint: "Checkpoint", load: LoadOptions, *, tensors: bool, plan: bool, template: bool
+    checkpoint: "Checkpoint", wanted: ContextOptions, *, tensors: bool, plan: bool, template: bool
 ) -> Iterator[str]:
     """Yield the lines for people."""
     from quantcli.cli import render
@@ -78,7 +78,7 @@ def report(
     yield "summary"
     yield render.facts(summary(checkpoint))
     yield "memory"
-    yield render.facts(memory(checkpoint, load))
+    yield render.facts(memory(checkpoint, wanted))
     yield "metadata"
     yield render.pairs((k, render.shorten(_shown(v), 100)) for k, v in _items(checkpoint.metadata))
     yield "formats"
@@ -125,18 +125,18 @@ def summary(checkpoint: "Checkpoint") -> "dict[str, JsonValue]":
     return facts
 
 
-def memory(checkpoint: "Checkpoint", load: LoadOptions) -> "dict[str, JsonValue]":
+def memory(checkpoint: "Checkpoint", wanted: ContextOptions) -> "dict[str, JsonValue]":
     """Return the memory plan by name, or why there is none."""
     from quantcli.cli.doctor import plan_facts
     from quantcli.errors import ModelError, ResourceError
 
     try:
-        return plan_facts(memory_plan(checkpoint, load))
+        return plan_facts(memory_plan(checkpoint, wanted))
     except (ModelError, ResourceError) as error:
         return {"none": str(error)}
 
 
-def memory_plan(checkpoint: "Checkpoint", load: LoadOptions) -> "MemoryPlan":
+def memory_plan(checkpoint: "Checkpoint", wanted: ContextOptions) -> "MemoryPlan":
     """Return what running a model takes.
 
     Raises ModelError if it cannot be run, ResourceError if it does not fit.
@@ -145,10 +145,10 @@ def memory_plan(checkpoint: "Checkpoint", load: LoadOptions) -> "MemoryPlan":
     from quantcli.runtime.memory import available_memory, choose_context, kv_nbytes_per_token
 
     hyper = Hyper.from_metadata(checkpoint.metadata, checkpoint.tensors)
-    kv_type = load.chosen_kv_type()
+    kv_type = wanted.chosen_kv_type()
     layers = [kv_nbytes_per_token(1, n, hyper.head_dim, kv_type) for n in hyper.n_kv_heads]
     return choose_context(
-        load.ctx,
+        wanted.ctx,
         train_context=hyper.context,
         weights_nbytes=checkpoint.nbytes,
         kv_nbytes_per_token=sum(layers),

@@ -34,6 +34,9 @@ ModelArgument = Annotated[
 Json = Annotated[bool, Option("--json", help="Print one JSON document instead of text.")]
 
 
+BACKENDS = ("compiled", "reference")
+
+
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
     """Which model, for those used to naming it with an option."""
@@ -56,8 +59,8 @@ class ModelOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadOptions:
-    """How a model is loaded."""
+class ContextOptions:
+    """How long the context is, and how it is kept."""
 
     ctx: Annotated[
         int | None,
@@ -71,18 +74,6 @@ class LoadOptions:
             show_default=False,
         ),
     ] = None
-    threads: Annotated[
-        int | None,
-        Option(
-            "-t",
-            "--threads",
-            min=1,
-            max=1024,
-            metavar="N",
-            help="Threads; by default the physical cores this process may use.",
-            show_default=False,
-        ),
-    ] = None
     kv_type: Annotated[
         list[str] | None,
         Option(
@@ -93,6 +84,36 @@ class LoadOptions:
             "--cache-type-v",
             metavar="TYPE",
             help="KV cache type: f16 (default) or q8_0.",
+            show_default=False,
+        ),
+    ] = None
+
+    def chosen_kv_type(self) -> str:
+        """Return the KV cache type. Raises UsageError if keys and values are to differ."""
+        from quantcli import catalog
+
+        asked = set(self.kv_type or ())
+        if len(asked) > 1:
+            raise UsageError(
+                f"keys and values are asked for as {' and '.join(sorted(asked))}; "
+                "they have one type here. Use --kv-type f16 or --kv-type q8_0."
+            )
+        return catalog.lookup("KV cache type", asked.pop() if asked else "f16").name
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions(ContextOptions):
+    """How a model is loaded."""
+
+    threads: Annotated[
+        int | None,
+        Option(
+            "-t",
+            "--threads",
+            min=1,
+            max=1024,
+            metavar="N",
+            help="Threads; by default the physical cores this process may use.",
             show_default=False,
         ),
     ] = None
@@ -110,18 +131,6 @@ class LoadOptions:
         ),
     ] = None
 
-    def chosen_kv_type(self) -> str:
-        """Return the KV cache type. Raises UsageError if keys and values are to differ."""
-        from quantcli import catalog
-
-        asked = set(self.kv_type or ())
-        if len(asked) > 1:
-            raise UsageError(
-                f"keys and values are asked for as {' and '.join(sorted(asked))}; "
-                "they have one type here. Use --kv-type f16 or --kv-type q8_0."
-            )
-        return catalog.lookup("KV cache type", asked.pop() if asked else "f16").name
-
     def checked(self) -> "LoadOptions":
         """Return these options after checking every name, before anything slow begins."""
         from quantcli import catalog
@@ -136,9 +145,6 @@ class LoadOptions:
     def chosen_backend(self) -> str:
         """Return the backend's name."""
         return self.backend or BACKENDS[0]
-
-
-BACKENDS = ("compiled", "reference")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 JsonValue = None | bool | int | float | str | Sequence["JsonValue"] | Mapping[str, "JsonValue"]
 
 _STATUS_INTERVAL_S = 0.1
+_ESTIMATE_AFTER_S = 2.0
 
 
 def printable(text: str, keep: str = "") -> str:
@@ -133,19 +134,30 @@ class StatusLine:
         self._stage = ""
         self._width = 0
         self._shown_at = -math.inf
+        self._began_at = (0.0, 0)  # when the stage began, and with how much of it done
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         """Show that `done` of `total` steps of a stage are done; a total of 0 is unknown."""
         changed = stage != self._stage
-        self._stage = stage
+        now = time.monotonic()
+        if changed:
+            self._stage, self._began_at = stage, (now, done)
         if self._lines and changed:
             print(printable(stage), file=sys.stderr, flush=True)
-        now = time.monotonic()
         if not self._terminal or not (changed or now - self._shown_at >= _STATUS_INTERVAL_S):
             return
         self._shown_at = now
-        share = f" {100 * done // total}%" if total > 0 else ""
+        share = f" {100 * done // total}%{self._left(now, done, total)}" if total > 0 else ""
         self._write(f"{printable(stage)}{share}")
+
+    def _left(self, now: float, done: int, total: int) -> str:
+        """Return the time left, once two seconds give an idea of it."""
+        began, done_before = self._began_at
+        elapsed, progressed = now - began, done - done_before
+        if elapsed < _ESTIMATE_AFTER_S or progressed <= 0:
+            return ""
+        left = elapsed * (total - done) / progressed
+        return f", {left / 60:.0f} min left" if left > 90 else f", {left:.0f} s left"
 
     def clear(self) -> None:
         """Take the line away, for other output to take its place."""
