@@ -64,24 +64,27 @@ SETTINGS = np.dtype(
 
 
 class Scratch(NamedTuple):
-    """Memory for one call at a time, for rows of up to n logits."""
+    """Memory for one call at a time, for rows of n logits."""
 
     block_max: I64  # (ceil(n / BLOCK),) largest key of each block of the row
     ids: I64  # (n,) candidates, ascending
     keys: I64  # (n,) what they are ordered by, 0 <= key < 2**32
     weights: I64  # (n,)
+    depths: F64  # (n,)
     bins: I64  # (2048,)
 
     @classmethod
     def of(cls, n: int) -> Scratch:
         """Return scratch for rows of n logits."""
         assert 0 < n <= MAX_TOKENS, n
-        sizes = (-(-n // BLOCK), n, n, n, 2048)
-        return cls(*(np.empty(size, np.int64) for size in sizes))
+        ids, keys, weights = (np.empty(n, np.int64) for _ in range(3))
+        n_blocks = -(-n // BLOCK)
+        block_max, bins = np.empty(n_blocks, np.int64), np.empty(2048, np.int64)
+        return cls(block_max, ids, keys, weights, np.empty(n), bins)
 
 
 def weights_reference(x: F64) -> I64:
-    """Return round(exp(x) * 2**42) for x <= 0, as i64 (n,)."""
+    """Return exp(x) * 2**42 for x <= 0 as whole numbers within 2 of it, i64 (n,)."""
     x = np.maximum(x, LOWEST)
     n = np.rint(x * LOG2E)
     r = (x - n * LN2_HIGH) - n * LN2_LOW
@@ -118,7 +121,7 @@ def _logit(key):
 
 @inline
 def _weight(x):
-    """Return round(exp(x) * 2**42) for an f64 x <= 0; the twin of `weights_reference`."""
+    """Return exp(x) * 2**42 for an f64 x <= 0 as an i64; the twin of `weights_reference`."""
     x = max(x, LOWEST)
     shifted = x * LOG2E + MAGIC
     n = shifted - MAGIC
@@ -177,16 +180,15 @@ def _first(row, block_max, key):
 
 
 @inline
-def _gather(row, block_max, top, depth, ids):
-    """Write, ascending, the indices with logit - top >= depth; return how many."""
+def _gather(row, top, depth, scratch):
+    """Write, ascending, the candidates with logit - top >= depth; return how many."""
     n = 0
-    for block in range(block_max.size):
-        if f64(_logit(block_max[block])) - top >= depth:
+    for block in range(scratch.block_max.size):
+        if f64(_logit(scratch.block_max[block])) - top >= depth:
             part = row[block * BLOCK : (block + 1) * BLOCK]
-            for i in range(part.size):
-                if f64(part[i]) - top >= depth:
-                    ids[n] = block * BLOCK + i
-                    n += 1
+            for i in range(part.size):  # no branch: in a flat row it would be mispredicted
+                scratch.ids[n] = block * BLOCK + i
+                n += np.int64(f64(part[i]) - top >= depth)
     return n
 
 
@@ -200,29 +202,38 @@ def _total(row, top):
 
 
 @inline
-def _weigh(row, top, temperature, ids, n, weights):
+def _weigh(row, top, temperature, n, scratch):
     """Write the weights of n candidates relative to `top` at a temperature; return their sum."""
-    total = np.int64(0)
     for j in range(n):
-        weight = _weight((f64(row[ids[j]]) - top) / temperature)
-        weights[j] = weight
+        scratch.depths[j] = (f64(row[scratch.ids[j]]) - top) / temperature
+    total = np.int64(0)
+    for j in range(n):  # its own loop, because reading through ids does not vectorize
+        weight = _weight(scratch.depths[j])
+        scratch.weights[j] = weight
         total += weight
     return total
 
 
 @inline
-def _order(row, ids, n, keys):
-    """Write the keys of n candidates' logits, from 0 up."""
-    for j in range(n):
-        keys[j] = _key(row[ids[j]]) + KEY_OFFSET
+def _reach(total, p):
+    """Return the weight that is a share p of the total, at least 1."""
+    return max(np.int64(1), np.int64(np.ceil(f64(total) * (p - SLACK))))
 
 
 @inline
-def _cut(keys, weights, n, target, bins):
+def _order_by_logit(row, n, scratch):
+    """Write the keys of n candidates' logits."""
+    for j in range(n):
+        scratch.keys[j] = _key(row[scratch.ids[j]]) + KEY_OFFSET
+
+
+@inline
+def _cut(n, target, scratch):
     """Find the key at which the weight, largest key first, reaches `target`; 11 bits at a time.
 
     Returns it, -1 if there is none, and the weight still wanted of candidates with this key.
     """
+    keys, bins = scratch.keys, scratch.bins
     prefix = np.int64(0)
     wanted = np.int64(target)
     for level in range(3):
@@ -230,7 +241,7 @@ def _cut(keys, weights, n, target, bins):
         bins[:] = 0
         for j in range(n):
             if keys[j] >> (shift + 11) == prefix:
-                bins[(keys[j] >> shift) & 2047] += weights[j]
+                bins[(keys[j] >> shift) & 2047] += scratch.weights[j]
         digit = np.int64(2047)
         while digit >= 0 and bins[digit] < wanted:
             wanted -= bins[digit]
@@ -242,119 +253,107 @@ def _cut(keys, weights, n, target, bins):
 
 
 @inline
-def _keep(ids, keys, weights, n, target, bins):
+def _keep(n, target, scratch):
     """Keep the fewest candidates whose weights reach `target`, largest key first, then lowest id.
 
     The twin of `heaviest_reference`. Returns how many are kept; they stay in order of id.
     """
-    cut, wanted = _cut(keys, weights, n, target, bins)
+    cut, wanted = _cut(n, target, scratch)
     n_kept = 0
     for j in range(n):
-        if keys[j] > cut or (keys[j] == cut and wanted > 0):
-            if keys[j] == cut:
-                wanted -= weights[j]
-            ids[n_kept] = ids[j]
+        key = scratch.keys[j]
+        if key > cut or (key == cut and wanted > 0):
+            if key == cut:
+                wanted -= scratch.weights[j]
+            scratch.ids[n_kept] = scratch.ids[j]
             n_kept += 1
     return n_kept
 
 
 @inline
-def _top_k(row, top, k, block_max, ids, keys, weights, bins):
+def _top_k(row, top, k, scratch):
     """Write the k candidates with the largest logits; return how many there are."""
-    n = block_max.size
+    n = scratch.block_max.size
     depth = f64(-np.inf)
     if k <= n:  # k logits are at least as large as the k-th largest of the blocks' largest
         for block in range(n):
-            keys[block] = block_max[block] + KEY_OFFSET
-            weights[block] = 1
-        bound, _ = _cut(keys, weights, n, k, bins)
+            scratch.keys[block] = scratch.block_max[block] + KEY_OFFSET
+            scratch.weights[block] = 1
+        bound, _ = _cut(n, k, scratch)
         depth = f64(_logit(bound - KEY_OFFSET)) - top
-    n = _gather(row, block_max, top, depth, ids)
-    _order(row, ids, n, keys)
-    weights[:n] = 1
-    return _keep(ids, keys, weights, n, k, bins)
+    n = _gather(row, top, depth, scratch)
+    _order_by_logit(row, n, scratch)
+    scratch.weights[:n] = 1
+    return _keep(n, k, scratch)
 
 
 @inline
-def _typical(row, top, p, ids, n, keys, weights, bins):
+def _typical(row, top, p, n, scratch):
     """Keep the candidates whose information is nearest the entropy; return how many."""
-    total = _weigh(row, top, f64(1.0), ids, n, weights)
+    total = _weigh(row, top, f64(1.0), n, scratch)
     moment = f64(0.0)
     for j in range(n):
-        moment += f64(weights[j]) * max(f64(row[ids[j]]) - top, LOWEST)
+        moment += f64(scratch.weights[j]) * max(scratch.depths[j], LOWEST)
     mean = moment / f64(total)
     for j in range(n):
-        distance = abs(max(f64(row[ids[j]]) - top, LOWEST) - mean)
-        keys[j] = 0x7FFFFFFF - f32(distance).view(np.int32)
-    return _keep(ids, keys, weights, n, _reach(total, p), bins)
+        distance = f32(abs(max(scratch.depths[j], LOWEST) - mean))
+        scratch.keys[j] = 0x7FFFFFFF - distance.view(np.int32)  # the smallest first
+    return _keep(n, _reach(total, p), scratch)
 
 
 @inline
-def _reach(total, p):
-    """Return the weight that is a share p of the total, at least 1."""
-    return max(np.int64(1), np.int64(np.ceil(f64(total) * (p - SLACK))))
-
-
-@inline
-def _down_to(row, top, target, log_min_p, block_max, ids, weights):
+def _down_to(row, top, target, log_min_p, scratch):
     """Write the candidates that top_p and min_p can keep, looking no deeper than it takes."""
     depth = f64(-6.0)
     while True:
         depth = max(depth, log_min_p)
-        n = _gather(row, block_max, top, depth, ids)
-        if depth == log_min_p or _weigh(row, top, f64(1.0), ids, n, weights) >= target:
+        n = _gather(row, top, depth, scratch)
+        if depth == log_min_p or _weigh(row, top, f64(1.0), n, scratch) >= target:
             return n
         depth = depth + depth if depth > LOWEST else f64(-np.inf)
 
 
 @inline
-def _min_p(row, top, log_min_p, ids, n):
-    """Keep the candidates at most -log_min_p below the top; return how many."""
-    n_kept = 0
-    for j in range(n):
-        if f64(row[ids[j]]) - top >= log_min_p:
-            ids[n_kept] = ids[j]
-            n_kept += 1
-    return n_kept
-
-
-@inline
-def _largest(row, ids, n):
+def _largest(row, n, scratch):
     """Return the candidate with the largest logit, the lowest of equal ones."""
-    best = ids[0]
+    best = scratch.ids[0]
     for j in range(1, n):
-        if row[ids[j]] > row[best]:
-            best = ids[j]
+        if row[scratch.ids[j]] > row[best]:
+            best = scratch.ids[j]
     return best
 
 
 @inline
-def _candidates(row, top, s, block_max, ids, keys, weights, bins):
+def _candidates(row, top, s, scratch):
     """Write the candidates that top_k, typical_p, top_p and min_p leave.
 
-    Returns how many, and the largest logit before top_p.
+    Returns how many, and the largest of their logits.
     """
     target = np.int64(0)  # of top_p; 0 while unknown
     if 0 < s.top_k < row.size:
-        n = _top_k(row, top, s.top_k, block_max, ids, keys, weights, bins)
+        n = _top_k(row, top, s.top_k, scratch)
     elif s.typical_p < f64(1.0):
-        n = _gather(row, block_max, top, f64(-np.inf), ids)
+        n = _gather(row, top, f64(-np.inf), scratch)
     elif s.top_p < f64(1.0):
         target = _reach(_total(row, top), s.top_p)
-        n = _down_to(row, top, target, s.log_min_p, block_max, ids, weights)
+        n = _down_to(row, top, target, s.log_min_p, scratch)
     else:  # what lies below LOWEST weighs nothing
-        n = _gather(row, block_max, top, max(s.log_min_p, LOWEST * s.temperature), ids)
+        n = _gather(row, top, max(s.log_min_p, LOWEST * s.temperature), scratch)
     if s.typical_p < f64(1.0):
-        n = _typical(row, top, s.typical_p, ids, n, keys, weights, bins)
-        top = f64(row[_largest(row, ids, n)])
+        n = _typical(row, top, s.typical_p, n, scratch)
+        top = f64(row[_largest(row, n, scratch)])
     if s.top_p < f64(1.0):
-        total = _weigh(row, top, f64(1.0), ids, n, weights)
+        total = _weigh(row, top, f64(1.0), n, scratch)
         if target == 0:
             target = _reach(total, s.top_p)
         if total >= target:  # else min_p has already cut deeper
-            _order(row, ids, n, keys)
-            n = _keep(ids, keys, weights, n, target, bins)
-    return _min_p(row, top, s.log_min_p, ids, n), top
+            _order_by_logit(row, n, scratch)
+            n = _keep(n, target, scratch)
+    n_kept = 0
+    for j in range(n):  # min_p
+        scratch.ids[n_kept] = scratch.ids[j]
+        n_kept += np.int64(f64(row[scratch.ids[j]]) - top >= s.log_min_p)
+    return n_kept, top
 
 
 @njit
@@ -367,39 +366,34 @@ def choose(row, settings, u, scratch):
     scratch   Scratch            for rows of n
     return    a token, NOT_FINITE or NOTHING
     """
-    block_max, ids, keys, weights, bins = scratch
     s = settings[0]
-    low, high = _scan(row, block_max)
+    low, high = _scan(row, scratch.block_max)
     if high >= PLUS_INF or low < MINUS_INF:
         return np.int64(NOT_FINITE)
     if high == MINUS_INF:
         return np.int64(NOTHING)
     if s.temperature <= f64(0.0) and s.typical_p >= f64(1.0):
-        return np.int64(_first(row, block_max, high))
-    n, top = _candidates(row, f64(_logit(high)), s, block_max, ids, keys, weights, bins)
+        return np.int64(_first(row, scratch.block_max, high))
+    n, top = _candidates(row, f64(_logit(high)), s, scratch)
     if s.temperature <= f64(0.0):
-        return np.int64(_largest(row, ids, n))
-    total = _weigh(row, top, s.temperature, ids, n, weights)
+        return np.int64(_largest(row, n, scratch))
+    total = _weigh(row, top, s.temperature, n, scratch)
     mark = min(np.int64(u * f64(total)), total - 1)
     j = 0
-    while mark >= weights[j]:
-        mark -= weights[j]
+    while mark >= scratch.weights[j]:
+        mark -= scratch.weights[j]
         j += 1
-    return ids[j]
+    return scratch.ids[j]
 
 
 @njit
 def most_likely(row, k, scratch):
     """Leave the k largest logits' tokens, ascending, in scratch.ids; return the row's weight.
 
-    The weight is relative to the largest logit, or NOT_FINITE or NOTHING.
+    The weight is relative to the largest logit. For a row that `choose` accepts.
     """
-    block_max, ids, keys, weights, bins = scratch
-    low, high = _scan(row, block_max)
-    if high >= PLUS_INF or low < MINUS_INF:
-        return np.int64(NOT_FINITE)
-    if high == MINUS_INF:
-        return np.int64(NOTHING)
+    _, high = _scan(row, scratch.block_max)
     top = f64(_logit(high))
-    _top_k(row, top, k, block_max, ids, keys, weights, bins)
+    if k > 0:
+        _top_k(row, top, k, scratch)
     return _total(row, top)
