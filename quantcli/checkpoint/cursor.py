@@ -66,11 +66,13 @@ class Cursor:
 
     def u32(self, what: str) -> int:
         """Read a u32."""
-        return int(_U32.unpack_from(self.data, self.take(4, what))[0])
+        at = self.take(4, what)
+        return int(_U32.unpack_from(self.data, at)[0])
 
     def u64(self, what: str) -> int:
         """Read a u64."""
-        return int(_U64.unpack_from(self.data, self.take(8, what))[0])
+        at = self.take(8, what)
+        return int(_U64.unpack_from(self.data, at)[0])
 
     def count(self, what: str, limit: int, item_nbytes: int = 1) -> int:
         """Read a u64 that counts things of at least `item_nbytes` bytes each, which follow."""

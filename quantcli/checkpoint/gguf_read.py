@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 
+from quantcli import catalog
 from quantcli.checkpoint import gguf_layout as layout
 from quantcli.checkpoint.cursor import Cursor
 from quantcli.checkpoint.gguf_layout import GGUFError, quoted
@@ -61,21 +62,21 @@ def _read_header(cursor: Cursor) -> tuple[int, int]:
     """Check magic and version; return the numbers of tensors and keys."""
     file = cursor.file
     if file.nbytes == 0:
-        raise GGUFError(file.path, "the file", "empty", "a GGUF file; fetch it again")
+        raise GGUFError(file.path, "the file", "empty", "a GGUF file: fetch it again")
     head = file.read(min(SNIFF_NBYTES, file.nbytes), 0)
     if not head.startswith(layout.MAGIC):
         found = looks_like(head)
-        got = f"{head[:4]!r}" + (f": it looks like {found[0]}" if found else "")
-        allowed = f"{layout.MAGIC!r}" + (f"; {found[1]}" if found else "")
+        got = f"{head[:4]!r}" + (f" as in {found[0]}" if found else "")
+        allowed = f"{layout.MAGIC!r}" + (f": {found[1]}" if found else "")
         raise cursor.error("the magic number", got, allowed, 0)
     cursor.take(len(layout.MAGIC), "the magic number")
     version = cursor.u32("the version")
     big_endian = int.from_bytes(version.to_bytes(4, "little"), "big")
     if big_endian in layout.VERSIONS:
-        allowed = "little-endian; convert the model for this machine"
+        allowed = "little-endian: convert the model for this machine"
         raise cursor.error("the version", f"{big_endian}, big-endian", allowed, 4)
     if version not in layout.VERSIONS:
-        allowed = " or ".join(map(str, layout.VERSIONS)) + "; convert the model again"
+        allowed = " or ".join(map(str, layout.VERSIONS)) + ": convert the model again"
         raise cursor.error("the version", version, allowed, 4)
     tensor_nbytes = layout.MIN_TENSOR_ENTRY_NBYTES
     n_tensors = cursor.count("the number of tensors", layout.MAX_TENSORS, tensor_nbytes)
@@ -177,12 +178,14 @@ def _read_tensor(cursor: Cursor, i: int) -> RawTensor:
     if known is None:
         removed = layout.REMOVED_TENSOR_TYPES.get(type_id)
         got = f"{type_id}, " + (f"the removed {removed}" if removed else "unknown")
-        names = ", ".join(t.name for t in layout.TENSOR_TYPES.values())
-        raise cursor.error(f"the type of {what}", got, f"that of one of {names}", type_at)
+        allowed = f"one that quantcli decodes: {', '.join(catalog.names('format'))}"
+        raise cursor.error(f"the type of {what}", got, allowed, type_at)
     if dims[0] % known.weights_per_block:
         allowed = f"a multiple of {known.weights_per_block}, the {known.name} block"
         raise cursor.error(f"the row length of {what}", dims[0], allowed, n_dims_at + 4)
     nbytes = prod(dims) // known.weights_per_block * known.block_nbytes
+    if nbytes >= 1 << 63:
+        raise cursor.error(f"the size of {what}", f"{nbytes} bytes", "below 2**63", at)
     return RawTensor(name, dims, type_id, nbytes, offset, at)
 
 

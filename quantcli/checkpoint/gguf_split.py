@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 
+from quantcli import catalog
 from quantcli.checkpoint import Checkpoint, TensorInfo
 from quantcli.checkpoint import gguf_layout as layout
 from quantcli.checkpoint.gguf_layout import GGUFError, quoted
@@ -18,11 +19,12 @@ from quantcli.formats import BlockFormat, every
 
 _SHARD_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 
-# general.type, a key only such files have, what they are
+# general.type or general.architecture, a key only such files have, what they are
 _NOT_MODELS = (
     ("adapter", "adapter.type", "a LoRA adapter"),
     ("imatrix", "imatrix.chunk_count", "an importance matrix"),
     ("mmproj", "clip.projector_type", "a multimodal projector"),
+    ("clip", "clip.has_vision_encoder", "a multimodal projector"),
     ("controlvector", "controlvector.layer_count", "a control vector"),
 )
 
@@ -51,8 +53,9 @@ def open_gguf(path: Path) -> Checkpoint:
 def _require_model(path: Path, head: Head, *, is_split: bool) -> None:
     """Refuse what is not a language model, saying what it is."""
     metadata = head.metadata
+    kinds = {_word(metadata, "general.type"), _word(metadata, "general.architecture")}
     for kind, key, name in _NOT_MODELS:
-        if metadata.get("general.type") == kind or key in metadata:
+        if kind in kinds or key in metadata:
             raise UnsupportedModel(
                 f"{path}: is {name}, not a language model; give the model's own GGUF file."
             )
@@ -67,6 +70,12 @@ def _require_model(path: Path, head: Head, *, is_split: bool) -> None:
         raise UnsupportedModel(
             f"{path}: holds a vocabulary at most, and no tensors; give the model's own GGUF file."
         )
+
+
+def _word(metadata: Metadata, key: str) -> str | None:
+    """Return a string, or None if the key is missing or holds anything else."""
+    value = metadata.get(key)
+    return value if isinstance(value, str) else None
 
 
 def _bad_key(path: Path, metadata: Metadata, key: str, got: object, allowed: str) -> GGUFError:
@@ -128,10 +137,10 @@ def _read_shard(file: PositionalFile, number: int, count: int, first: Metadata) 
         if got != want:
             raise _bad_key(file.path, head.metadata, key, got, f"{want}, as it is {part}")
     for key in ("general.architecture", "general.name"):
-        ours, theirs = first.get(key), head.metadata.get(key)
+        ours, theirs = _word(first, key), _word(head.metadata, key)
         if theirs is not None and theirs != ours:
-            allowed = f"{quoted(str(ours))} as in part 1: the parts are of different models"
-            raise _bad_key(file.path, head.metadata, key, quoted(str(theirs)), allowed)
+            allowed = f"{quoted(ours or '')} as in part 1: the parts are of different models"
+            raise _bad_key(file.path, head.metadata, key, quoted(theirs), allowed)
     return head
 
 
@@ -152,7 +161,7 @@ def _tensors(files: list[PositionalFile], heads: list[Head]) -> dict[str, Tensor
             known = _formats().get(raw.type_id)
             if known is None:
                 name = layout.TENSOR_TYPES[raw.type_id].name
-                names = ", ".join(f.name for f in _formats().values())
+                names = ", ".join(catalog.names("format"))
                 raise UnsupportedModel(
                     f"{file.path}: tensor {quoted(raw.name)} (byte {raw.at}) is of type {name}, "
                     f"which quantcli does not decode; supported types are {names}."

@@ -13,13 +13,13 @@ _KINDS = (
     (rb"(?s).{8}\s*\{\s*\"", "a safetensors file", "convert it to GGUF"),
     (rb"version https://git-lfs", "a Git LFS pointer", "fetch the real file with 'git lfs pull'"),
     (rb"(?i)\s*<(!doctype|html|head|\?xml|!--)", "a web page", "download the file itself"),
-    (rb"\s*[{\[]", "a JSON text", "give the model file"),
+    (rb"\s*[{\[]", "a JSON text", "give the path of a model file"),
     (rb"(lmgg|fmgg|tjgg|algg)", "a GGML file from before GGUF", "get the model in GGUF"),
     (rb"FUGG", "a byte-swapped GGUF file", "get the little-endian file"),
     (rb"\x89HDF\r\n", "an HDF5 file", "convert it to GGUF"),
-    (rb"(\x1f\x8b|\x28\xb5\x2f\xfd|\xfd7zXZ|BZh|7z\xbc\xaf)", "compressed", "unpack it first"),
-    (rb"(?s)\x00+\Z", "empty space, a download that never arrived", "fetch it again"),
-    (rb"[\t\r\n\x20-\x7e]+\Z", "a text file", "give the model file"),
+    (rb"(\x1f\x8b|\x28\xb5\x2f\xfd|\xfd7zXZ|BZh|7z\xbc\xaf)", "a compressed file", "unpack it"),
+    (rb"(?s)\x00+\Z", "a download that never arrived", "fetch it again"),
+    (rb"[\t\r\n\x20-\x7e]+\Z", "a text file", "give the path of a model file"),
 )
 
 
