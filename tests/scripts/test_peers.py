@@ -27,6 +27,20 @@ LLAMA_BENCH = """[
   }
 ]
 """
+# What `quantcli bench -o json` prints: the same keys and some of its own.
+QUANTCLI_BENCH = """[
+  {
+    "quantcli": "0.1.0", "model_filename": "smol.gguf", "instruction_set": "avx512_vnni",
+    "n_threads": 2, "n_prompt": 16, "n_gen": 0, "n_depth": 0, "avg_ns": 16000000.0,
+    "avg_ts": 1000.5, "stddev_ts": 0.0, "median_ts": 1000.5, "samples_ts": [1000.5]
+  },
+  {
+    "quantcli": "0.1.0", "model_filename": "smol.gguf", "instruction_set": "avx512_vnni",
+    "n_threads": 2, "n_prompt": 0, "n_gen": 4, "n_depth": 0, "avg_ns": 12000000.0,
+    "avg_ts": 333.25, "stddev_ts": 0.0, "median_ts": 333.25, "samples_ts": [333.25]
+  }
+]
+"""
 CPUINFO = """processor\t: 0
 model name\t: AMD EPYC
 flags\t\t: fpu sse4_2 fma avx2 f16c avx512f avx512bw avx512_vnni avx512_bf16
@@ -49,6 +63,10 @@ def peers() -> ModuleType:
 
 def test_llama_bench_json_gives_tokens_per_second_by_test(peers: ModuleType) -> None:
     assert peers.parse(LLAMA_BENCH) == {"pp16": 337.566711, "tg4": 141.993206}
+
+
+def test_quantcli_json_gives_the_same_tests(peers: ModuleType) -> None:
+    assert peers.parse(QUANTCLI_BENCH) == {"pp16": 1000.5, "tg4": 333.25}
 
 
 @pytest.mark.parametrize(
