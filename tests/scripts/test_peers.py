@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import sys
@@ -67,6 +68,13 @@ def test_llama_bench_json_gives_tokens_per_second_by_test(peers: ModuleType) -> 
 
 def test_quantcli_json_gives_the_same_tests(peers: ModuleType) -> None:
     assert peers.parse(QUANTCLI_BENCH) == {"pp16": 1000.5, "tg4": 333.25}
+
+
+def test_quantcli_bench_has_the_keys_that_are_read() -> None:
+    from quantcli.cli.bench import Result
+
+    keys = {field.name for field in dataclasses.fields(Result)}
+    assert {"n_prompt", "n_gen", "n_depth", "avg_ts"} <= keys
 
 
 @pytest.mark.parametrize(
