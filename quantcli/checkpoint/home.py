@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import IO
 
 from quantcli.checkpoint.quants import size_text
 from quantcli.errors import DownloadError, ResourceError
@@ -70,6 +71,17 @@ def staging(sha256: str) -> Path:
     return home() / "staging" / sha256
 
 
+def staged() -> list[Path]:
+    """Return the folders of downloads that are under way or were interrupted."""
+    return sorted(path for path in (home() / "staging").glob("*") if path.is_dir())
+
+
+def size_of(path: Path) -> int:
+    """Return the bytes of a file, or of all files in a folder."""
+    files = [path] if path.is_file() else path.rglob("*")
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
 def stored() -> list[StoredModel]:
     """Return the models in quantcli's own folder; what is incomplete or unreadable is not one."""
     found = [_read(info) for info in sorted((home() / "models").glob(f"*/{_INFO}"))]
@@ -92,7 +104,7 @@ def publish(model: StoredModel, verified: Path) -> Path:
     draft = model.folder / f"{_INFO}.part"
     with draft.open("w", encoding="utf-8") as file:
         json.dump(asdict(model), file, indent=1)
-        flush(file.fileno())
+        flush(file)
     os.replace(draft, model.folder / _INFO)
     return model.path
 
@@ -189,10 +201,11 @@ def remove_partial(path: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def flush(descriptor: int) -> None:
+def flush(file: IO[bytes] | IO[str]) -> None:
     """Write a file through to the disk, so that a rename cannot overtake its contents."""
+    file.flush()
     try:
-        os.fsync(descriptor)
+        os.fsync(file.fileno())
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems have no fsync
             raise
@@ -200,8 +213,9 @@ def flush(descriptor: int) -> None:
 
 def mismatch(what: str, expected: str, actual: str) -> DownloadError:
     """Return the error for a file that is not the one it should be."""
+    found = "its size is wrong" if actual == expected else f"its digest is {actual[:16]}..."
     return DownloadError(
-        f"{what} does not verify: its digest is {actual[:16]}..., not {expected[:16]}.... "
+        f"{what} does not verify: {found}, the digest should be {expected[:16]}.... "
         "The download is deleted; pull again."
     )
 
@@ -210,7 +224,8 @@ def _read(info: Path) -> StoredModel | None:
     """Return the model that a model.json describes, or None unless its file is there and whole."""
     try:
         model = StoredModel(**json.loads(info.read_text(encoding="utf-8")))
-        whole = model.path.stat().st_size == model.nbytes
+        is_whole = model.path.stat().st_size == model.nbytes
+        is_inside = (model.sha256, Path(model.file).name) == (info.parent.name, model.file)
     except (OSError, ValueError, TypeError):
         return None
-    return model if whole and model.sha256 == info.parent.name else None
+    return model if is_whole and is_inside else None

@@ -7,6 +7,7 @@ file, let its `http_get` go on from there, and verify the digest before the file
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -178,6 +179,23 @@ def _configure() -> None:
 
 def _download(listing: Listing, file: ModelFile, blob: Path, progress: Progress | None) -> None:
     """Fetch one file next to where it will be, verify it, and move it there."""
+    partial = partial_path(blob)
+    with write_errors(blob.parent, partial):
+        was_resumed = _receive(listing, file, partial, progress)
+        actual = digest_of(partial, file.digest)
+        if actual != file.digest and was_resumed:
+            # What an earlier download left may be at fault: once more, from the start.
+            remove_partial(partial)
+            _receive(listing, file, partial, progress)
+            actual = digest_of(partial, file.digest)
+        if actual != file.digest:
+            remove_partial(partial)
+            raise mismatch(f"{listing.repo}/{file.path}", file.digest, actual)
+        os.replace(partial, blob)
+
+
+def _receive(listing: Listing, file: ModelFile, partial: Path, progress: Progress | None) -> bool:
+    """Append what is missing to a partial file and return whether some of it was there."""
     from huggingface_hub import hf_hub_url
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils._headers import build_hf_headers
@@ -186,26 +204,20 @@ def _download(listing: Listing, file: ModelFile, blob: Path, progress: Progress 
     url = hf_hub_url(listing.repo, file.path, revision=listing.commit, endpoint=endpoint())
     headers = build_hf_headers(library_name="quantcli", library_version=__version__)
     headers["Accept-Encoding"] = "identity"  # compressed bytes could be neither counted nor resumed
-    partial = partial_path(blob)
-    with write_errors(blob.parent, partial):
-        with partial.open("ab") as target, _hub_errors(listing.repo, writing=True):
-            start = target.tell()
-            if start > file.nbytes:
-                start = target.truncate(0)
-            counted = _Counted(target, PurePosixPath(file.path).name, file.nbytes, progress)
-            http_get(
-                url,
-                cast(BinaryIO, counted),
-                resume_size=start,
-                headers=headers,
-                expected_size=file.nbytes,
-            )
-            flush(target.fileno())
-        actual = digest_of(partial, file.digest)
-        if actual != file.digest:
-            remove_partial(partial)
-            raise mismatch(f"{listing.repo}/{file.path}", file.digest, actual)
-        os.replace(partial, blob)
+    with partial.open("ab") as target, _hub_errors(listing.repo, writing=True):
+        start = target.tell()
+        if start > file.nbytes:
+            start = target.truncate(0)
+        counted = _Counted(target, PurePosixPath(file.path).name, file.nbytes, progress)
+        http_get(
+            url,
+            cast(BinaryIO, counted),
+            resume_size=start,
+            headers=headers,
+            expected_size=file.nbytes,
+        )
+        flush(target)
+    return start > 0
 
 
 class _Counted:
@@ -260,7 +272,8 @@ def _sentence(repo: str, error: Exception) -> str:
     """Return what went wrong at the hub and what to do, in one line."""
     from huggingface_hub import errors
 
-    reason = " ".join(str(error).split())[:120] or type(error).__name__
+    words = " ".join(str(error).split())[:120]
+    reason = re.sub(r"^\[Errno -?\d+\] ", "", words) or type(error).__name__
     if isinstance(error, errors.GatedRepoError):
         return (
             f"{repo} is gated. Accept its terms at {endpoint()}/{repo}, "

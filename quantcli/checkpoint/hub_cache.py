@@ -68,6 +68,11 @@ def present_nbytes(blob: Path) -> int:
     return 0
 
 
+def partial_blobs(repo: str) -> list[Path]:
+    """Return the blobs of a repository that have arrived in part."""
+    return sorted(repo_folder(repo).glob("blobs/*.incomplete"))
+
+
 def cached_repos() -> list[str]:
     """Return the repositories that have a folder in the shared cache."""
     names = (path.name for path in sorted(cache_folder().glob("models--*--*")))

