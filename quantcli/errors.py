@@ -9,6 +9,7 @@ QuantcliError
     ShapeError        a dimension does not fit a format or an op
   ResourceError       not enough memory, context full, disk full      exit 1
     DownloadError     a model could not be fetched or did not verify
+  Cancelled           the user stopped it                             exit 130
 
 A message is one line of up to three parts: what is wrong with the value seen; what would be
 right; what to do. Our own bugs stay AssertionError or RuntimeError and end in a traceback.
@@ -69,3 +70,9 @@ class ResourceError(QuantcliError):
 
 class DownloadError(ResourceError):
     """A model could not be fetched, or what was fetched does not verify."""
+
+
+class Cancelled(QuantcliError):
+    """The user stopped what was running."""
+
+    exit_code = 130

@@ -14,16 +14,14 @@ from numpy import float32 as f32
 from quantcli.kernels.jit import inline, op
 from quantcli.kernels.matmul.rows import group_size
 from quantcli.kernels.simd import (
-    absolute,
     atomic_add,
     fma,
-    hmax,
+    hmax_abs,
     hsum,
     hsum_i32,
     load_f32,
     load_f32x16,
     load_i64,
-    maximum,
     round_to_i32,
     splat,
     sqrt,
@@ -67,6 +65,7 @@ ARGS = np.dtype(
     align=True,
 )
 
+# A NaN or infinity in a block makes its scale NaN or infinite, so that it reaches the logits.
 ZERO, ONE, MAX_CODE = f32(0.0), f32(1.0), f32(127.0)
 
 
@@ -112,7 +111,7 @@ def _quantize_row(a, row, out, n_tokens, token):
     block_nbytes = n_tokens * (36 + 4 * a.n_words)
     for block in range(a.width // 32):
         low, high = load_f32x16(row + 128 * block), load_f32x16(row + 128 * block + 64)
-        largest = hmax(maximum(absolute(low), absolute(high)))
+        largest = hmax_abs(low, high)
         inverse = MAX_CODE / largest if largest > ZERO else ZERO
         scale = largest / MAX_CODE
         codes_low = round_to_i32(vmul(low, splat(inverse)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from quantcli.kernels.embed import lookup
 from quantcli.kernels.jit import inline, op
 from quantcli.kernels.matmul import PanelFormat
 from quantcli.kernels.matmul.rows import multiply_float, pack_rows
@@ -49,3 +50,9 @@ def pack(args, thread, n_threads):
 def matmul(args, thread, n_threads):
     """Multiply claimed panels by the step's tokens."""
     multiply_float(args, thread, PANEL)
+
+
+@op
+def embed(args, thread, n_threads):
+    """Look claimed tokens' rows up."""
+    lookup(args, PANEL)

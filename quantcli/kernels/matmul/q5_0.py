@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from numpy import float32 as f32
 
+from quantcli.kernels.embed import lookup
 from quantcli.kernels.jit import inline, op
 from quantcli.kernels.matmul import PanelFormat, fold
 from quantcli.kernels.matmul.codes import (
@@ -81,3 +82,9 @@ def pack(args, thread, n_threads):
 def matmul(args, thread, n_threads):
     """Multiply claimed panels by the step's tokens."""
     multiply(args, thread, PANEL)
+
+
+@op
+def embed(args, thread, n_threads):
+    """Look claimed tokens' rows up."""
+    lookup(args, PANEL)

@@ -7,35 +7,14 @@ alone and among others. Weights are unpacked once for all T tokens.
 from __future__ import annotations
 
 from numba.core import cgutils, types
-from numba.core.datamodel import models
-from numba.core.imputils import lower_constant
-from numba.extending import intrinsic, overload, register_model, typeof_impl
+from numba.extending import intrinsic, overload
 
 from quantcli.kernels.matmul import PanelFormat
 from quantcli.kernels.simd import emit, machine
 from quantcli.kernels.simd.vectors import F32, F32X16, I8X64, I32, I32X16, I64
+from quantcli.kernels.static import register_static
 
-
-class PanelFormatType(types.Opaque):
-    """A panel format as a compile-time value: its Numba type carries the format itself."""
-
-    def __init__(self, panel_format: PanelFormat) -> None:
-        """Name the type after the format."""
-        self.format = panel_format
-        super().__init__(f"PanelFormat({panel_format.name})")
-
-
-@typeof_impl.register(PanelFormat)
-def _typeof_panel_format(value, context):
-    return PanelFormatType(value)
-
-
-register_model(PanelFormatType)(models.OpaqueModel)
-
-
-@lower_constant(PanelFormatType)
-def _constant_panel_format(context, builder, kind, value):
-    return context.get_dummy_value()
+register_static(PanelFormat)
 
 
 def pack_block(fmt, src, dst, row):
@@ -48,13 +27,13 @@ def unpack_block(fmt, block, row, out):
 
 @overload(pack_block)
 def _pack_block(fmt, src, dst, row):
-    function = fmt.format.pack_block
+    function = fmt.value.pack_block
     return lambda fmt, src, dst, row: function(src, dst, row)
 
 
 @overload(unpack_block)
 def _unpack_block(fmt, block, row, out):
-    function = fmt.format.unpack_block
+    function = fmt.value.unpack_block
     return lambda fmt, block, row, out: function(block, row, out)
 
 
@@ -184,7 +163,7 @@ def tile(
     bias             address of 16 f32 to add, or 0
     is_add           nonzero: add to what `out` holds
     """
-    panel_format, count = fmt.format, n_tokens.literal_value
+    panel_format, count = fmt.value, n_tokens.literal_value
 
     def codegen(context, builder, signature, args):
         _emit_tile(builder, panel_format, count, args[2:])
@@ -202,7 +181,7 @@ def float_tile(typingctx, fmt, n_tokens, weights, acts, n_inputs, out, out_strid
     acts      address of the group: for each input T f32
     n_inputs  inputs, even; even and odd ones are summed apart, then together
     """
-    panel_format, count = fmt.format, n_tokens.literal_value
+    panel_format, count = fmt.value, n_tokens.literal_value
 
     def codegen(context, builder, signature, args):
         _emit_float_tile(builder, panel_format, count, args[2:])

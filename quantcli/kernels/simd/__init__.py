@@ -200,6 +200,20 @@ ldexp = define(f32x16, (f32x16, i32x16), _scale_by_power_of_two)
 # ---- reductions, each a fixed tree
 hsum = define(_F32, (f32x16,), lambda b, x: emit.tree(b, x, b.fadd))
 hmax = define(_F32, (f32x16,), lambda b, x: emit.tree(b, x, lambda p, q: emit.maximum(b, p, q)))
+
+
+def _hmax_abs(b, x, y):
+    """Largest magnitude, compared as integers: for magnitudes the order is the same, and NaN,
+    above infinity, is not lost."""
+    bits = [b.bitcast(emit.absolute(b, v), I32X16) for v in (x, y)]
+
+    def larger(p, q):
+        return b.select(b.icmp_signed(">", p, q), p, q)
+
+    return b.bitcast(emit.tree(b, larger(*bits), larger), F32)
+
+
+hmax_abs = define(_F32, (f32x16, f32x16), _hmax_abs)
 hsum_i32 = define(_I32, (i32x16,), lambda b, x: emit.tree(b, x, b.add))
 
 

@@ -36,7 +36,8 @@ GELU_SCALE = f32(0.7978845608028654)  # sqrt(2 / pi)
 @inline
 def exp(x):
     """Return e**x to about 1 ulp; exactly 1 at 0 and exactly 0 below -87, -inf included."""
-    bounded = minimum(maximum(x, splat(EXP_MIN)), splat(EXP_MAX))
+    # In this order a NaN stays one: both return their second argument where they cannot compare.
+    bounded = minimum(splat(EXP_MAX), maximum(splat(EXP_MIN), x))
     n = round_to_i32(vmul(bounded, splat(LOG2_E)))
     turns = i32_to_f32(n)
     r = vsub(bounded, vmul(turns, splat(LN2_HIGH)))

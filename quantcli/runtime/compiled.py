@@ -1,0 +1,168 @@
+"""The compiled backend: a lowered plan, its weights and cache, and the threads that run it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from quantcli.checkpoint import Checkpoint
+from quantcli.errors import Cancelled
+from quantcli.formats import F32
+from quantcli.kernels import attention, heads, matmul
+from quantcli.kernels.activations import stage
+from quantcli.kernels.jit import OpKernel
+from quantcli.kvcache import KVCache
+from quantcli.plan import OUTPUTS, TOKENS, Plan, Rope
+from quantcli.runtime.executor import Executor
+from quantcli.runtime.kv_storage import KvStorage, PageTables
+from quantcli.runtime.lower import Lowering, Sources
+from quantcli.runtime.oplist import OpList
+from quantcli.runtime.rope_tables import rope_angles
+from quantcli.runtime.sizing import Sizing
+from quantcli.runtime.staging import FLOAT, INT8
+from quantcli.runtime.step import Batch, Step
+from quantcli.runtime.weights import Weights
+
+Progress = Callable[[str, int, int], None]
+
+_ANGLE_ROWS = 256  # positions whose angles are computed at a time
+
+
+class _Segment:
+    """An op array that runs as a whole, with the barriers of either mode."""
+
+    def __init__(self, calls: OpList, executor: Executor) -> None:
+        self._ops = calls.build()
+        self._calls = calls  # owns the arguments
+        self._barriers = (calls.barriers(frozenset()), calls.barriers(frozenset({INT8, FLOAT})))
+        self._executor = executor
+        self._mode = -1
+
+    def run(self, private: bool) -> None:
+        if self._mode != private:
+            self._mode = int(private)
+            self._ops["barrier"] = self._barriers[self._mode]
+        if not self._executor.run(self._ops):
+            raise Cancelled("stopped.")
+
+
+class CompiledBackend:
+    """Runs a plan with the compiled kernels. Owns every array an op points at."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        sizing: Sizing,
+        cache: KVCache,
+        n_threads: int,
+        kv_type: str,
+        progress: Progress | None = None,
+    ) -> None:
+        """Compile what is needed, read the weights, lower the plan."""
+        plan = sizing.plan
+        _compile(_kernels(checkpoint, plan, kv_type), progress)
+        self._executor = Executor(n_threads)
+        self._weights = Weights.load(checkpoint, plan.weights, self._executor, progress)
+        layers = [op.heads for op in plan.ops if op.heads]
+        self._kv = KvStorage(layers, kv_type, cache)
+        self._tables = PageTables(cache)
+        self._step = Step(sizing.max_rows, sizing.max_outputs)
+        self._max_outputs = sizing.max_outputs
+        self._n_vocab = plan.logits.width
+        self._angles = _Angles(plan, self._weights, sizing.memory.context)
+        sources = Sources(
+            weights=self._weights,
+            kv=self._kv,
+            step=self._step,
+            angles=self._angles.tables,
+            n_threads=n_threads,
+            max_rows={TOKENS: sizing.max_rows, OUTPUTS: sizing.max_outputs},
+        )
+        self._lowering = Lowering(plan, sources)
+        self._logits = self._lowering.logits.array[:, : self._n_vocab]
+        self._trunk = _Segment(self._lowering.trunk, self._executor)
+        self._head = _Segment(self._lowering.head, self._executor)
+
+    def forward(self, batch: Batch) -> F32:
+        """Return f32 (len(batch.outputs), n_vocab), valid until the next call."""
+        addresses = {s: self._tables.address(s) for s in set(batch.sequences)}
+        self._step.set_rows(batch, [addresses[s] for s in batch.sequences])
+        self._angles.fill(max(batch.positions) + 1)
+        self._trunk.run(private=len(batch.tokens) == 1)
+        n, most = len(batch.outputs), self._max_outputs
+        if n <= most:
+            self._run_head(batch.outputs)
+            return self._logits[:n]
+        logits = np.empty((n, self._n_vocab), np.float32)
+        for start in range(0, n, most):
+            rows = batch.outputs[start : start + most]
+            self._run_head(rows)
+            logits[start : start + len(rows)] = self._logits[: len(rows)]
+        return logits
+
+    def cancel(self) -> None:
+        """Make a forward that is running end at its next op."""
+        self._executor.cancel()
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self._executor.close()
+
+    def _run_head(self, rows: list[int]) -> None:
+        if rows:
+            self._step.set_outputs(rows)
+            self._head.run(private=len(rows) == 1)
+
+
+class _Angles:
+    """RoPE's cosines and sines of every position, computed as far as positions have come."""
+
+    def __init__(self, plan: Plan, weights: Weights, context: int) -> None:
+        self._context = context
+        self._filled = 0
+        self._factors: dict[Rope, F32 | None] = {}
+        self.tables: dict[Rope, np.ndarray] = {}
+        for op in plan.ops:
+            if op.rope and op.rope not in self.tables:
+                rope = op.rope
+                name = rope.freq_factors
+                self._factors[rope] = weights.vectors[name][: rope.n_rot // 2] if name else None
+                self.tables[rope] = np.zeros((context, rope.n_rot), np.float32)
+
+    def fill(self, n_positions: int) -> None:
+        """Make sure that positions [0, n_positions) are there."""
+        if n_positions <= self._filled:
+            return
+        stop = min(-(-n_positions // _ANGLE_ROWS) * _ANGLE_ROWS, self._context)
+        for rope, table in self.tables.items():
+            positions = np.arange(self._filled, stop)
+            cos, sin = rope_angles(rope, self._factors[rope], positions)
+            table[self._filled : stop, : rope.n_rot // 2] = cos
+            table[self._filled : stop, rope.n_rot // 2 :] = sin
+        self._filled = stop
+
+
+def _kernels(checkpoint: Checkpoint, plan: Plan, kv_type: str) -> list[OpKernel]:
+    """Return the kernels that take long to compile and that a plan needs."""
+    kernels: list[OpKernel] = [stage, heads.PREPARE[kv_type], attention.ATTENTION[kv_type]]
+    formats = {
+        checkpoint.tensors[name].format.name
+        for name, shape in plan.weights.items()
+        if len(shape) == 2
+    }
+    for name in sorted(formats):
+        kernels += [matmul.module(name).pack, matmul.module(name).matmul]
+    embeds = {op.weights[0] for op in plan.ops if op.kind == "embed"}
+    kernels += [matmul.module(checkpoint.tensors[name].format.name).embed for name in embeds]
+    return kernels
+
+
+def _compile(kernels: list[OpKernel], progress: Progress | None) -> None:
+    """Compile kernels, or load them from disk, before any thread could need them."""
+    for done, kernel in enumerate(kernels):
+        if progress and not kernel.is_compiled:
+            progress("preparing kernels for this CPU, slow only once", done, len(kernels))
+        assert kernel.address
+    if progress:
+        progress("preparing kernels for this CPU, slow only once", len(kernels), len(kernels))

@@ -1,0 +1,137 @@
+"""A loaded model: it turns a batch of rows into logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from quantcli import catalog
+from quantcli.checkpoint import Checkpoint
+from quantcli.errors import UsageError
+from quantcli.formats import F32
+from quantcli.kvcache import KVCache
+from quantcli.plan import Plan
+from quantcli.runtime.memory import MemoryPlan
+from quantcli.runtime.sizing import Sizing, size_model
+from quantcli.runtime.step import Batch
+from quantcli.runtime.threads import default_threads
+
+__all__ = ["BACKENDS", "Batch", "Model"]
+
+Progress = Callable[[str, int, int], None]
+BACKENDS = ("compiled", "reference")
+
+
+class Backend(Protocol):
+    """What runs a plan."""
+
+    def forward(self, batch: Batch) -> F32:
+        """Return f32 (len(batch.outputs), n_vocab), valid until the next call."""
+        ...
+
+    def cancel(self) -> None:
+        """Make a forward that is running end soon with Cancelled."""
+        ...
+
+    def close(self) -> None:
+        """Stop threads and give memory back."""
+        ...
+
+
+class Model:
+    """A model in memory, with its KV cache. One thread at a time may call `forward`.
+
+    plan      the forward pass
+    memory    what it takes
+    kv        who holds which slots; reserve a sequence's positions before its rows are computed
+    max_rows  most rows of one batch
+    """
+
+    def __init__(self, sizing: Sizing, cache: KVCache, backend: Backend, n_threads: int) -> None:
+        """Put the parts together; `load` makes them."""
+        self.plan: Plan = sizing.plan
+        self.memory: MemoryPlan = sizing.memory
+        self.kv = cache
+        self.context = sizing.memory.context
+        self.n_vocab = sizing.plan.logits.width
+        self.max_rows = sizing.max_rows
+        self.n_threads = n_threads
+        self._backend = backend
+
+    @classmethod
+    def load(
+        cls,
+        checkpoint: Checkpoint,
+        *,
+        context: int | None = None,
+        n_threads: int | None = None,
+        kv_type: str = "f16",
+        cache: str = "contiguous",
+        n_sequences: int = 1,
+        backend: str = "compiled",
+        progress: Progress | None = None,
+    ) -> Model:
+        """Check a checkpoint, read its weights and make room for its KV cache.
+
+        context      positions a sequence can hold; None: the model's own, cut to what fits
+        n_threads    None: what this machine is best run with
+        n_sequences  sequences that can be open at once, each with a whole context
+        progress     called with what is being done, how much is done and of how much
+
+        Raises what `size_model` raises, and UsageError for an unknown cache, KV type or backend.
+        """
+        catalog.lookup("cache", cache)
+        catalog.lookup("KV cache type", kv_type)
+        if backend not in BACKENDS:
+            raise UsageError(f"unknown backend {backend!r}. Known: {', '.join(BACKENDS)}.")
+        if n_threads is not None and not 1 <= n_threads <= 1024:
+            raise UsageError(f"{n_threads} threads: give a number from 1 to 1024.")
+        sizing = size_model(checkpoint, context=context, kv_type=kv_type, n_sequences=n_sequences)
+        accounting = sizing.cache(cache)
+        threads = n_threads or default_threads()
+        if backend == "reference":
+            from quantcli.runtime.reference_backend import ReferenceBackend
+
+            runner: Backend = ReferenceBackend(checkpoint, sizing, kv_type)
+        else:
+            from quantcli.runtime.compiled import CompiledBackend
+
+            runner = CompiledBackend(checkpoint, sizing, accounting, threads, kv_type, progress)
+        return cls(sizing, accounting, runner, threads)
+
+    def forward(self, batch: Batch) -> F32:
+        """Compute a step and return the logits of its output rows.
+
+        return   f32 (len(batch.outputs), n_vocab), valid until the next call
+
+        The rows' slots must be reserved in `kv`. Raises UsageError for a token id outside the
+        vocabulary, Cancelled if `cancel` was called meanwhile.
+        """
+        n = len(batch.tokens)
+        assert 0 < n <= self.max_rows, (n, self.max_rows)
+        assert n == len(batch.positions) == len(batch.sequences), batch
+        assert all(0 <= row < n for row in batch.outputs), batch.outputs
+        self._check_tokens(batch)
+        for sequence in set(batch.sequences):
+            last = max(
+                p for p, s in zip(batch.positions, batch.sequences, strict=True) if s == sequence
+            )
+            n_slots = len(self.kv.page_table(sequence)) * self.kv.page_size
+            assert last < min(n_slots, self.context), (sequence, last, n_slots)
+        assert min(batch.positions) >= 0, batch.positions
+        return self._backend.forward(batch)
+
+    def cancel(self) -> None:
+        """Make the forward that is running, if one is, end soon. Any thread may call this."""
+        self._backend.cancel()
+
+    def close(self) -> None:
+        """Stop threads and give memory back; the model is of no use afterwards."""
+        self._backend.close()
+
+    def _check_tokens(self, batch: Batch) -> None:
+        if min(batch.tokens) < 0 or max(batch.tokens) >= self.n_vocab:
+            bad = next(t for t in batch.tokens if not 0 <= t < self.n_vocab)
+            raise UsageError(f"token id {bad} is not in the vocabulary of {self.n_vocab}.")
+
+

@@ -1,0 +1,31 @@
+"""The reference backend: the same plan in NumPy, for bug reports and comparisons."""
+
+from __future__ import annotations
+
+from quantcli.checkpoint import Checkpoint
+from quantcli.formats import F32
+from quantcli.runtime.reference import ReferenceExecutor
+from quantcli.runtime.sizing import Sizing
+from quantcli.runtime.step import Batch
+
+
+class ReferenceBackend:
+    """Runs a plan with the NumPy reference; slow, and needs the checkpoint open."""
+
+    def __init__(self, checkpoint: Checkpoint, sizing: Sizing, kv_type: str) -> None:
+        """Prepare; weights are decoded when first needed."""
+        self._executor = ReferenceExecutor(
+            sizing.plan, checkpoint.tensor, context=sizing.memory.context, kv_type=kv_type
+        )
+
+    def forward(self, batch: Batch) -> F32:
+        """Return f32 (len(batch.outputs), n_vocab)."""
+        return self._executor.forward(
+            batch.tokens, batch.positions, batch.sequences, batch.outputs
+        )
+
+    def cancel(self) -> None:
+        """Do nothing: a reference step cannot be cut short."""
+
+    def close(self) -> None:
+        """Do nothing: there are no threads."""

@@ -1,0 +1,186 @@
+"""A model's weights as the kernels want them: matrices in panels, vectors as padded f32.
+
+Tensors are read slab by slab into one reused buffer and packed by the executor's threads, so that
+memory stays at one copy of the weights, and a file cut short behind our back is an error and not
+a crash. All panels lie in one arena, which asks for huge pages.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from quantcli.checkpoint import Checkpoint
+from quantcli.errors import ResourceError
+from quantcli.formats import F32
+from quantcli.kernels import matmul
+from quantcli.kernels.matmul import PANEL_ROWS, PanelFormat
+from quantcli.kernels.matmul.rows import PACK_ARGS
+from quantcli.runtime.executor import OP, Executor, aligned
+from quantcli.qtensor import U8
+
+Progress = Callable[[str, int, int], None]
+
+ALIGNMENT = 128
+_SLAB_NBYTES = 8 << 20  # read at a time; large enough for the disk, small beside any model
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A packed weight: where its panels lie.
+
+    n_out, n_in   its true shape; the panels pad them to multiples of 16 and of n_inputs
+    """
+
+    name: str
+    panel: PanelFormat
+    address: int
+    n_out: int
+    n_in: int
+
+    @property
+    def n_panels(self) -> int:
+        """Panels of 16 rows."""
+        return -(-self.n_out // PANEL_ROWS)
+
+    @property
+    def n_blocks(self) -> int:
+        """Panel blocks in a row."""
+        return -(-self.n_in // self.panel.n_inputs)
+
+    @property
+    def panel_nbytes(self) -> int:
+        """Bytes of one panel."""
+        return self.n_blocks * self.panel.block_nbytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all panels."""
+        return self.n_panels * self.panel_nbytes
+
+
+def packed_nbytes(shape: tuple[int, ...], format_name: str) -> int:
+    """Return the bytes a matrix takes once packed."""
+    panel: PanelFormat = matmul.module(format_name).PANEL
+    return Matrix("", panel, 0, shape[0], shape[1]).nbytes
+
+
+class Weights:
+    """Every weight of a plan, packed. Owns the arena that the addresses point into."""
+
+    def __init__(self, nbytes: int) -> None:
+        """Reserve the arena; nothing is committed until it is written."""
+        self.matrices: dict[str, Matrix] = {}
+        self.vectors: dict[str, F32] = {}
+        self.nbytes = nbytes
+        self._arena = _arena(nbytes)
+        self._base: int = np.frombuffer(self._arena, np.uint8).ctypes.data
+        self._used = 0
+
+    def take(self, name: str, panel: PanelFormat, n_out: int, n_in: int) -> Matrix:
+        """Give a matrix the next place in the arena."""
+        matrix = Matrix(name, panel, self._base + self._used, n_out, n_in)
+        self._used += -(-matrix.nbytes // ALIGNMENT) * ALIGNMENT
+        assert self._used <= self.nbytes, (name, self._used, self.nbytes)
+        self.matrices[name] = matrix
+        return matrix
+
+    @classmethod
+    def load(
+        cls,
+        checkpoint: Checkpoint,
+        shapes: dict[str, tuple[int, ...]],
+        executor: Executor,
+        progress: Progress | None = None,
+    ) -> Weights:
+        """Read and pack every weight of a plan.
+
+        shapes   tensor name -> shape, as the plan declares and the checkpoint has been checked for
+
+        Raises CheckpointError if the file was cut short, ResourceError if memory runs out.
+        """
+        matrices = [name for name, shape in shapes.items() if len(shape) == 2]
+        infos = {name: checkpoint.tensors[name] for name in matrices}
+        sizes = [packed_nbytes(i.shape, i.format.name) + ALIGNMENT for i in infos.values()]
+        weights = cls(sum(sizes))
+        for name, shape in shapes.items():
+            if len(shape) == 1:
+                weights.vectors[name] = _padded(checkpoint.tensor(name).dequantize())
+        total, done = sum(info.nbytes for info in infos.values()), 0
+        slab = np.empty(max([_SLAB_NBYTES, *_smallest_slabs(checkpoint, matrices)]), np.uint8)
+        for name, info in infos.items():
+            panel = matmul.module(info.format.name).PANEL
+            matrix = weights.take(name, panel, info.shape[0], info.shape[1])
+            _pack(checkpoint, matrix, slab, executor)
+            done += info.nbytes
+            if progress:
+                progress("loading", done, total)
+        return weights
+
+
+def _arena(nbytes: int) -> mmap.mmap:
+    try:
+        arena = mmap.mmap(-1, max(nbytes, 1))
+    except (OSError, ValueError) as error:
+        raise ResourceError(
+            f"the weights need {nbytes / 2**20:.0f} MiB of memory, which this machine refuses: "
+            f"{error}. Close programs, or use a smaller model."
+        ) from error
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        arena.madvise(mmap.MADV_HUGEPAGE)
+    return arena
+
+
+def _padded(vector: F32) -> F32:
+    """Return a vector with zeros up to a multiple of 32 values."""
+    padded = np.zeros(-(-vector.size // 32) * 32, np.float32)
+    padded[: vector.size] = vector
+    return padded
+
+
+def _smallest_slabs(checkpoint: Checkpoint, names: Iterable[str]) -> Iterable[int]:
+    """Yield the bytes of one panel's rows of each matrix: a slab holds at least that."""
+    for name in names:
+        info = checkpoint.tensors[name]
+        yield PANEL_ROWS * info.format.row_nbytes(info.shape[1])
+
+
+def _pack(checkpoint: Checkpoint, matrix: Matrix, slab: U8, executor: Executor) -> None:
+    """Read one matrix in slabs of whole panels and pack each."""
+    info = checkpoint.tensors[matrix.name]
+    row_nbytes = info.format.row_nbytes(matrix.n_in)
+    slab_rows = slab.size // (PANEL_ROWS * row_nbytes) * PANEL_ROWS
+    block_nbytes = info.format.block_nbytes * (
+        matrix.panel.n_inputs // info.format.weights_per_block
+    )
+    kernel = matmul.module(info.format.name).pack.address
+    for row in range(0, matrix.n_out, slab_rows):
+        n_rows = min(slab_rows, matrix.n_out - row)
+        rows = slab[: n_rows * row_nbytes]
+        checkpoint.read_into(matrix.name, rows, row * row_nbytes)
+        rows = _whole_blocks(rows, n_rows, matrix.n_blocks * block_nbytes)
+        args = np.zeros(1, PACK_ARGS)
+        ops = aligned(OP)
+        args["counter"] = ops.ctypes.data
+        args["src"] = rows.ctypes.data
+        args["dst"] = matrix.address + row // PANEL_ROWS * matrix.panel_nbytes
+        args["n_rows"] = n_rows
+        args["row_nbytes"] = rows.size // n_rows
+        args["block_nbytes"] = block_nbytes
+        args["n_blocks"] = matrix.n_blocks
+        args["panel_block_nbytes"] = matrix.panel.block_nbytes
+        ops["kernel"], ops["args"], ops["barrier"] = kernel, args.ctypes.data, 1
+        executor.run(ops)
+
+
+def _whole_blocks(rows: U8, n_rows: int, padded_nbytes: int) -> U8:
+    """Return rows padded with zeros to whole panel blocks: unquantized ones may end inside one."""
+    row_nbytes = rows.size // n_rows
+    if row_nbytes == padded_nbytes:
+        return rows
+    padded = np.zeros((n_rows, padded_nbytes), np.uint8)
+    padded[:, :row_nbytes] = rows.reshape(n_rows, row_nbytes)
+    return padded.reshape(-1)
