@@ -180,7 +180,7 @@ def _configure() -> None:
 def _download(listing: Listing, file: ModelFile, blob: Path, progress: Progress | None) -> None:
     """Fetch one file next to where it will be, verify it, and move it there."""
     partial = partial_path(blob)
-    with write_errors(blob.parent, partial):
+    with write_errors(cache_folder(), partial):
         was_resumed = _receive(listing, file, partial, progress)
         actual = digest_of(partial, file.digest)
         if actual != file.digest and was_resumed:

