@@ -25,7 +25,7 @@ _FEATURES = {
     "shortconv": "recurrent layers",
     "attn_qkv": "fused q, k and v weights",
     "sinks": "attention sinks",
-    "rope_factors": "longrope scaling",
+    "rope_factors": "longrope factors",
     "rope_freqs": "RoPE frequency factors in this architecture",
     "cls": "classification heads",
     "dense_": "embedding heads",

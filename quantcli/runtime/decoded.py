@@ -16,18 +16,20 @@ I64 = npt.NDArray[np.int64]
 Weights = Callable[[str], "QTensor | F32"]
 
 _FLOATS = ("f32", "f16", "bf16")
-_CHUNK_NBYTES = 64 << 20  # a matrix too large to keep is decoded in parts of this size
 
 
 class DecodedWeights:
     """Weights in f32, decoded when first used; the least recently used go when room is short."""
 
-    def __init__(self, plan: Plan, fetch: Weights, nbytes: int) -> None:
-        """Keep up to `nbytes` of decoded weights of a plan."""
+    def __init__(
+        self, plan: Plan, fetch: Weights, nbytes: int, chunk_nbytes: int = 64 << 20
+    ) -> None:
+        """Keep up to `nbytes` of a plan's weights; decode a matrix too large to keep in parts."""
         self._shapes = plan.weights
         self._fetch = fetch
         self._room = nbytes
         self._largest = nbytes // 2  # of what is kept whole
+        self._chunk_nbytes = chunk_nbytes
         self._decoded: OrderedDict[str, F32] = OrderedDict()
         self._raw: dict[str, QTensor | F32] = {}  # as small as the file
 
@@ -69,6 +71,6 @@ class DecodedWeights:
         if not isinstance(raw, QTensor) or 4 * n_rows * n_in <= self._largest:
             yield self.array(name)
             return
-        n = max(1, _CHUNK_NBYTES // (4 * n_in))
+        n = max(1, self._chunk_nbytes // (4 * n_in))
         for start in range(0, n_rows, n):
             yield raw.rows(start, min(start + n, n_rows)).dequantize()

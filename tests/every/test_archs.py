@@ -1,0 +1,64 @@
+"""Every architecture in the catalog, in every weight format, with the NumPy executor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from logit_cases import prompt
+from reference_model import load, logits
+from tiny import write_tiny
+
+from quantcli import catalog
+from quantcli.arch import get
+
+ARCHS = catalog.names("architecture")
+FORMATS = (*catalog.names("format"), "mix", "mix_256")
+ROUNDING = 2e-4  # of logits of size 10, by order of f32 sums in a few dozen ops
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_an_architecture_bears_its_name(arch: str) -> None:
+    assert get(arch).name == arch
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("weight_format", FORMATS)
+def test_a_model_runs_in_every_format(arch: str, weight_format: str, tmp_path: Path) -> None:
+    executor = load(write_tiny(tmp_path / "m.gguf", arch, weight_format=weight_format))
+    found = logits(executor, prompt(executor.plan.logits.width, 8))
+    assert np.isfinite(found).all()
+    assert 1.0 < found.std() < 30.0
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("chunk", [1, 7, 32])
+@pytest.mark.parametrize("kv_type", ["f32", "f16", "q8_0"])
+def test_a_prompt_in_chunks_gives_the_same_logits(
+    arch: str, chunk: int, kv_type: str, tmp_path: Path
+) -> None:
+    path = write_tiny(tmp_path / "m.gguf", arch, weight_format="mix", biases=True, n_layers=3)
+    whole = load(path, kv_type=kv_type)
+    tokens = prompt(whole.plan.logits.width, 50)
+    expected = logits(whole, tokens)
+    executor = load(path, kv_type=kv_type)
+    parts = []
+    for start in range(0, len(tokens), chunk):
+        part = tokens[start : start + chunk]
+        n = len(part)
+        parts.append(executor.forward(part, range(start, start + n), [0] * n, range(n)))
+    found = np.concatenate(parts)
+    # a value at the edge of two roundings may fall either way
+    assert np.median(np.abs(found - expected)) < ROUNDING
+    assert np.abs(found - expected).max() < (ROUNDING if kv_type == "f32" else 0.1)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_the_past_matters_and_the_future_does_not(arch: str, tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "m.gguf", arch, weight_format="f32")
+    tokens = prompt(200, 12)
+    changed = [*tokens[:5], (tokens[5] + 1) % 200, *tokens[6:]]
+    before, after = logits(load(path), tokens), logits(load(path), changed)
+    assert np.abs(before[:5] - after[:5]).max() < ROUNDING
+    assert (np.abs(before[5:] - after[5:]).max(axis=1) > 0.01).all()
