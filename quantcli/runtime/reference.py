@@ -54,6 +54,7 @@ class ReferenceExecutor:
         self.activation = activation
         self.weights = DecodedWeights(plan, weights, cache_nbytes)
         self._round_kv = _KV_ROUNDING[kv_type]
+        self._dying = _dying_buffers(plan)
         self._kv: dict[tuple[int, int], _KV] = {}  # by (index of the op, sequence)
 
     def forward(
@@ -83,10 +84,13 @@ class ReferenceExecutor:
             sequences=np.asarray(sequences, np.int64),
             outputs=np.asarray(outputs, np.int64),
         )
-        for index, op in enumerate(self.plan.ops):
-            step.index = index
-            inputs = [step.values[buffer] for buffer in op.inputs]
-            step.values[op.output] = _OPS[op.kind](step, op, *inputs)
+        with np.errstate(all="ignore"):  # weights may overflow; who reads the logits checks them
+            for index, op in enumerate(self.plan.ops):
+                step.index = index
+                inputs = [step.values[buffer] for buffer in op.inputs]
+                step.values[op.output] = _OPS[op.kind](step, op, *inputs)
+                for buffer in self._dying[index]:
+                    del step.values[buffer]
         return step.values[self.plan.logits]
 
     def truncate(self, sequence: int, n_tokens: int) -> None:
@@ -109,7 +113,7 @@ class ReferenceExecutor:
 
 @dataclass
 class _Step:
-    """One call of `forward`: its rows, and every buffer written so far."""
+    """One call of `forward`: its rows, and the buffers that are still to be read."""
 
     executor: ReferenceExecutor
     tokens: I64
@@ -118,6 +122,18 @@ class _Step:
     outputs: I64
     values: dict[Buffer, F32] = field(default_factory=dict)
     index: int = 0  # of the op that runs
+
+
+def _dying_buffers(plan: Plan) -> list[set[Buffer]]:
+    """Return for each op the buffers that no later op reads."""
+    last = {plan.logits: len(plan.ops)}
+    for index, op in enumerate(plan.ops):
+        last |= {buffer: index for buffer in op.inputs}
+    dying: list[set[Buffer]] = [set() for _ in plan.ops]
+    for buffer, index in last.items():
+        if index < len(plan.ops):
+            dying[index].add(buffer)
+    return dying
 
 
 class _KV:
@@ -247,8 +263,7 @@ _OPS: dict[str, Callable[..., F32]] = {
 
 def _silu(x: F32) -> F32:
     """Return x / (1 + exp(-x))."""
-    with np.errstate(over="ignore"):  # exp(-x) = inf gives the right 0
-        below = np.exp(-x)
+    below = np.exp(-x)  # an inf gives the right 0
     below += 1.0
     y: F32 = np.divide(x, below)
     return y
@@ -310,8 +325,7 @@ def _as_is(x: F32) -> F32:
 
 
 def _through_f16(x: F32) -> F32:
-    with np.errstate(over="ignore"):
-        return x.astype(np.float16).astype(np.float32)
+    return x.astype(np.float16).astype(np.float32)
 
 
 def _through_q8_0(x: F32) -> F32:

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tiny import Tiny
 
 from quantcli import catalog
-from quantcli.arch import Hyper
+from quantcli.arch import Hyper, check_tensors, get
 from quantcli.errors import CheckpointError, ModelError, ShapeError, UnsupportedModel
 
 NAN = float("nan")
@@ -255,3 +257,34 @@ def test_an_embedding_that_is_missing_or_no_matrix_is_refused() -> None:
     del tensors["token_embd.weight"]
     with pytest.raises(CheckpointError, match=r"token_embd.weight is missing"):
         Hyper.from_metadata(metadata, tensors)
+
+
+KEYS = sorted({key for key, _, _ in REFUSED} | {"attn_logit_softcapping", "rope__scale_linear"})
+NUMBERS = st.integers(-(2**63), 2**64 - 1) | st.integers(0, 600) | st.floats(width=32)
+VALUES = (
+    NUMBERS
+    | st.booleans()
+    | st.sampled_from(["yarn", "linear", "none", "longrope", ""])
+    | st.lists(NUMBERS, max_size=3)
+    | st.lists(st.integers(0, 8), min_size=2, max_size=2).map(np.array)
+    | st.lists(st.booleans(), min_size=2, max_size=2).map(np.array)
+)
+
+
+@settings(deadline=None)
+@given(
+    arch=st.sampled_from(catalog.names("architecture")),
+    changes=st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=4),
+)
+def test_whatever_the_metadata_says_ends_in_a_plan_or_a_refusal(
+    arch: str, changes: dict[str, object]
+) -> None:
+    _, tensors = files(Tiny(arch))
+    message = ""
+    try:
+        plan = get(arch).build(read(arch, **changes))
+        check_tensors(plan, tensors)
+    except ModelError as refusal:
+        message = str(refusal)
+    assert len(message) < 300
+    assert "\n" not in message
