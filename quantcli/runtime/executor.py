@@ -16,7 +16,7 @@ import weakref
 
 import numpy as np
 
-from quantcli.kernels.jit import njit
+from quantcli.kernels.jit import inline, njit
 from quantcli.kernels.simd import (
     atomic_add,
     atomic_load,
@@ -25,17 +25,21 @@ from quantcli.kernels.simd import (
     call_with_int,
     load_i64,
     pause,
+    splat_i32,
+    store_i32x16,
     store_i64,
     view,
 )
 
 LINE = 128  # bytes; two cache lines, since prefetchers fetch pairs
 
-# One entry of the op array. The counter has a line of its own, before the entry's other words.
+# One entry of the op array. The counters have a line of their own: an op may use just the first,
+# or one for each of N_COUNTERS shares of its work.
+N_COUNTERS = LINE // 8
 OP = np.dtype(
     {
-        "names": ["counter", "kernel", "args", "barrier"],
-        "formats": ["i8", "i8", "i8", "i8"],
+        "names": ["counters", "kernel", "args", "barrier"],
+        "formats": [("i8", N_COUNTERS), "i8", "i8", "i8"],
         "offsets": [0, LINE, LINE + 8, LINE + 16],
         "itemsize": 2 * LINE,
     }
@@ -82,6 +86,13 @@ def _wait_barrier(control, phase, yield_address):
             call_with_int(yield_address, 0)
 
 
+@inline
+def _clear_counters(entry):
+    """Zero the counters of an op for its next run."""
+    store_i32x16(entry, splat_i32(0))
+    store_i32x16(entry + 64, splat_i32(0))
+
+
 @njit
 def run_ops(control, ops, n_ops, thread, n_threads, yield_address):
     """Run the op array as one of n_threads threads; return 1 if it was cancelled."""
@@ -94,14 +105,14 @@ def run_ops(control, ops, n_ops, thread, n_threads, yield_address):
             continue
         if n_threads == 1:
             for j in range(first, i + 1):
-                store_i64(ops + j * _OP_NBYTES, 0)
+                _clear_counters(ops + j * _OP_NBYTES)
             store_i64(control + _CANCELLED, atomic_load(control + _CANCEL))
         else:
             phase = atomic_load(control + _PHASE)
             if atomic_add(control + _ARRIVED, 1) == n_threads - 1:
                 store_i64(control + _ARRIVED, 0)
                 for j in range(first, i + 1):
-                    store_i64(ops + j * _OP_NBYTES, 0)
+                    _clear_counters(ops + j * _OP_NBYTES)
                 store_i64(control + _CANCELLED, atomic_load(control + _CANCEL))
                 atomic_store(control + _PHASE, phase + 1)
             else:

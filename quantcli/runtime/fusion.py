@@ -1,9 +1,9 @@
 """Which ops of a plan the compiled kernels do on the way to another: read off the plan alone.
 
-    rms_norm, gated   read by linears only: done while activations are staged
-    rms_norm          read by one add: done by the add (a post-norm)
-    rms_norm, rope    on the way to an attention's q or k: done per head, before k is stored
-    add               of a linear read by nothing else: the linear adds to the residual in place
+rms_norm, gated   read by linears only: done while activations are staged
+rms_norm          read by one add: done by the add (a post-norm)
+rms_norm, rope    on the way to an attention's q or k: done per head, before k is stored
+add               of a linear read by nothing else: the linear adds to the residual in place
 """
 
 from __future__ import annotations
@@ -76,12 +76,14 @@ class Fusion:
         if op.kind != "rms_norm" or op.params["group"]:
             return False
         readers = self.readers[op.output]
-        return len(readers) == 1 and readers[0].kind == "add" and (
-            readers[0].inputs[1] == op.output != readers[0].inputs[0]
+        return (
+            len(readers) == 1
+            and readers[0].kind == "add"
+            and (readers[0].inputs[1] == op.output != readers[0].inputs[0])
         )
 
     def _head_path(self, buffer: Buffer) -> HeadPath:
-        """Walk back from attention: rope, then a norm over each head, each read by the next only."""
+        """Walk back from attention: rope, then a norm over each head, each with one reader."""
         norm = rope = None
         op = self.producers[buffer]
         if op.kind == "rope" and len(self.readers[buffer]) == 1:

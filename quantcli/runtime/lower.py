@@ -13,6 +13,7 @@ import numpy as np
 from quantcli.kernels import activations, attention, elementwise, embed, heads, matmul
 from quantcli.kernels.matmul.rows import ARGS as MATMUL_ARGS
 from quantcli.plan import OUTPUTS, TOKENS, Buffer, Op, Plan, Rope
+from quantcli.runtime.executor import N_COUNTERS
 from quantcli.runtime.fusion import Fusion
 from quantcli.runtime.kv_storage import KvStorage
 from quantcli.runtime.oplist import OpList
@@ -22,7 +23,7 @@ from quantcli.runtime.step import Step
 from quantcli.runtime.weights import Weights
 
 _HEAD_CHUNK = 4  # heads of one row a thread prepares at a time
-_MATMUL_CHUNKS = 8  # chunks of panels a thread, so that a slow core is not waited for
+_MATMUL_CHUNKS = 4  # chunks of a thread's share of panels, so that others can help it finish
 _STYLES = {"norm": heads.NORM, "neox": heads.NEOX}
 _ACTS = {"silu": elementwise.gated_silu, "gelu_tanh": elementwise.gated_gelu_tanh}
 
@@ -136,10 +137,10 @@ class Lowering:
         a["n_rows"] = self._rows_word(op.output.axis)
         a["weights"], a["panel_nbytes"] = matrix.address, matrix.panel_nbytes
         a["n_panels"], a["n_blocks"] = matrix.n_panels, matrix.n_blocks
-        a["n_inputs"] = matrix.n_blocks * matrix.panel.n_inputs
         a["out"], a["out_stride"], a["is_add"] = out.address, out.stride, in_place
         if len(op.weights) > 1:
             a["bias"] = weights.vectors[op.weights[1]].ctypes.data
+        a["n_shares"] = min(self.sources.n_threads, N_COUNTERS)
         a["chunk"] = max(1, matrix.n_panels // (self.sources.n_threads * _MATMUL_CHUNKS))
 
     def _stage(self, op: Op, is_float: bool):  # type: ignore[no-untyped-def]
@@ -204,9 +205,7 @@ class Lowering:
         q_path, k_path = (self.fusion.paths[buffer] for buffer in op.inputs[:2])
         regions = {q.name, k.name, v.name}
         writes = {q.name, k.name, f"cache {op.layer}"}
-        a = self.ops.add(
-            heads.PREPARE[kv.format.name], np.zeros(1, heads.ARGS), regions, writes
-        )
+        a = self.ops.add(heads.PREPARE[kv.format.name], np.zeros(1, heads.ARGS), regions, writes)
         a["q"], a["k"], a["v"] = q.address, k.address, v.address
         a["q_stride"], a["k_stride"], a["v_stride"] = q.stride, k.stride, v.stride
         a["n_heads"], a["head_dim"] = shape.n_heads, shape.head_dim

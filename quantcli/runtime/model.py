@@ -133,5 +133,3 @@ class Model:
         if min(batch.tokens) < 0 or max(batch.tokens) >= self.n_vocab:
             bad = next(t for t in batch.tokens if not 0 <= t < self.n_vocab)
             raise UsageError(f"token id {bad} is not in the vocabulary of {self.n_vocab}.")
-
-

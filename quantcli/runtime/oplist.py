@@ -26,9 +26,7 @@ class OpList:
 
     calls: list[Call] = field(default_factory=list)
 
-    def add(
-        self, kernel: OpKernel, args: np.ndarray, reads: set[str], writes: set[str]
-    ) -> np.void:
+    def add(self, kernel: OpKernel, args: np.ndarray, reads: set[str], writes: set[str]) -> np.void:
         """Append a call and return its argument record, to be filled in."""
         self.calls.append(Call(kernel, args, frozenset(reads), frozenset(writes)))
         return args[0]

@@ -11,15 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from quantcli.errors import ResourceError
 from quantcli.formats import F32
 from quantcli.plan import Buffer, Op, Plan
-from quantcli.runtime.decoded import DecodedWeights, Weights
+from quantcli.runtime.decoded import I64, DecodedWeights, Weights
 from quantcli.runtime.rope_tables import rope_angles
-
-I64 = npt.NDArray[np.int64]
 
 KV_TYPES = ("f32", "f16", "q8_0")
 ACTIVATIONS = ("f32", "q8")

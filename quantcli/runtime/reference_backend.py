@@ -20,9 +20,7 @@ class ReferenceBackend:
 
     def forward(self, batch: Batch) -> F32:
         """Return f32 (len(batch.outputs), n_vocab)."""
-        return self._executor.forward(
-            batch.tokens, batch.positions, batch.sequences, batch.outputs
-        )
+        return self._executor.forward(batch.tokens, batch.positions, batch.sequences, batch.outputs)
 
     def cancel(self) -> None:
         """Do nothing: a reference step cannot be cut short."""

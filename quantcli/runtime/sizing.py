@@ -1,4 +1,4 @@
-"""What running a model takes, known from its file alone: the plan, and memory before any is used."""
+"""What running a model takes, known from its file alone: its plan, its context, its memory."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ from quantcli.formats import F32
 from quantcli.kernels import matmul
 from quantcli.kernels.matmul import PANEL_ROWS, PanelFormat
 from quantcli.kernels.matmul.rows import PACK_ARGS
-from quantcli.runtime.executor import OP, Executor, aligned
 from quantcli.qtensor import U8
+from quantcli.runtime.executor import OP, Executor, aligned
 
 Progress = Callable[[str, int, int], None]
 

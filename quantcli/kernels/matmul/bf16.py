@@ -5,7 +5,7 @@ from __future__ import annotations
 from quantcli.kernels.embed import lookup
 from quantcli.kernels.jit import inline, op
 from quantcli.kernels.matmul import PanelFormat
-from quantcli.kernels.matmul.rows import multiply_float, pack_rows
+from quantcli.kernels.matmul.rows import multiply, pack_rows
 from quantcli.kernels.simd import emit, load_u16, store_i32, store_u16
 from quantcli.kernels.simd.vectors import I16X16
 
@@ -49,7 +49,7 @@ def pack(args, thread, n_threads):
 @op
 def matmul(args, thread, n_threads):
     """Multiply claimed panels by the step's tokens."""
-    multiply_float(args, thread, PANEL)
+    multiply(args, thread, PANEL)
 
 
 @op

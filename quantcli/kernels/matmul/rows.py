@@ -6,7 +6,7 @@ import numpy as np
 
 from quantcli.kernels.jit import inline
 from quantcli.kernels.matmul import PANEL_ROWS
-from quantcli.kernels.matmul.tile import float_tile, pack_block, tile
+from quantcli.kernels.matmul.tile import pack_block, tile
 from quantcli.kernels.simd import TILE_TOKENS, atomic_add, load_i64, view
 
 # What a matmul op is told.
@@ -27,8 +27,8 @@ ARGS = np.dtype(
         ("is_add", "i8"),
         ("n_panels", "i8"),
         ("panel_nbytes", "i8"),
-        ("n_inputs", "i8"),
         ("n_blocks", "i8"),
+        ("n_shares", "i8"),  # runs of panels that belong to threads, each with a counter
         ("chunk", "i8"),  # panels claimed at a time
     ],
     align=True,
@@ -73,107 +73,49 @@ def group_size(n_left):
 
 
 @inline
-def _thread_acts(a, thread):
-    """Return this thread's activations: its own copy while they are private, else the shared."""
-    return a.acts + (a.acts_thread_stride * thread if load_i64(a.private) != 0 else 0)
+def _multiply_panel(a, fmt, panel, acts, n_rows):
+    """Multiply one panel by all groups of tokens."""
+    w = a.weights + panel * a.panel_nbytes
+    bias = a.bias + panel * 64 if a.bias != 0 else 0
+    size, words, n_blocks = a.acts_block_nbytes, a.words, a.n_blocks
+    stride, add = a.out_stride, a.is_add
+    x, out, left = acts, a.out + panel * 64, n_rows
+    while left > 0:
+        n = group_size(left)
+        if n == FULL:
+            tile(fmt, FULL, w, x, size, words, n_blocks, out, stride, bias, add)
+        elif n == HALF:
+            tile(fmt, HALF, w, x, size, words, n_blocks, out, stride, bias, add)
+        elif n == QUARTER:
+            tile(fmt, QUARTER, w, x, size, words, n_blocks, out, stride, bias, add)
+        else:
+            tile(fmt, 1, w, x, size, words, n_blocks, out, stride, bias, add)
+        x += n * a.acts_row_nbytes
+        out += n * stride
+        left -= n
 
 
 @inline
 def multiply(args, thread, fmt):
-    """Multiply claimed panels by all groups of tokens, with the integer tile."""
-    a = view(args, ARGS)
-    acts = _thread_acts(a, thread)
-    n_rows = load_i64(a.n_rows)
-    block, words, stride, add = a.acts_block_nbytes, a.words, a.out_stride, a.is_add
-    n_panels, n_blocks, row_nbytes, chunk = a.n_panels, a.n_blocks, a.acts_row_nbytes, a.chunk
-    while True:
-        start = atomic_add(a.counter, chunk)
-        if start >= n_panels:
-            return
-        for panel in range(start, min(start + chunk, n_panels)):
-            w = a.weights + panel * a.panel_nbytes
-            bias = a.bias + panel * 64 if a.bias != 0 else 0
-            x, out, left = acts, a.out + panel * 64, n_rows
-            while left > 0:
-                n = group_size(left)
-                if n == FULL:
-                    tile(
-                        fmt,
-                        FULL,
-                        w,
-                        x,
-                        block * FULL,
-                        words * FULL,
-                        n_blocks,
-                        out,
-                        stride,
-                        bias,
-                        add,
-                    )
-                elif n == HALF:
-                    tile(
-                        fmt,
-                        HALF,
-                        w,
-                        x,
-                        block * HALF,
-                        words * HALF,
-                        n_blocks,
-                        out,
-                        stride,
-                        bias,
-                        add,
-                    )
-                elif n == QUARTER:
-                    tile(
-                        fmt,
-                        QUARTER,
-                        w,
-                        x,
-                        block * QUARTER,
-                        words * QUARTER,
-                        n_blocks,
-                        out,
-                        stride,
-                        bias,
-                        add,
-                    )
-                else:
-                    tile(fmt, 1, w, x, block, words, n_blocks, out, stride, bias, add)
-                x += n * row_nbytes
-                out += n * stride
-                left -= n
+    """Multiply claimed panels by all groups of tokens.
 
-
-@inline
-def multiply_float(args, thread, fmt):
-    """Multiply claimed panels by all groups of tokens, with the float tile."""
+    Each thread has a run of panels of its own, so that it reads weights in one long stream; when
+    it is through, it takes chunks from the runs of threads that are behind.
+    """
     a = view(args, ARGS)
-    acts = _thread_acts(a, thread)
+    private = load_i64(a.private) != 0
+    acts = a.acts + (a.acts_thread_stride * thread if private else 0)
     n_rows = load_i64(a.n_rows)
-    stride, add, n_inputs = a.out_stride, a.is_add, a.n_inputs
-    n_panels, row_nbytes, chunk = a.n_panels, a.acts_row_nbytes, a.chunk
-    while True:
-        start = atomic_add(a.counter, chunk)
-        if start >= n_panels:
-            return
-        for panel in range(start, min(start + chunk, n_panels)):
-            w = a.weights + panel * a.panel_nbytes
-            bias = a.bias + panel * 64 if a.bias != 0 else 0
-            x, out, left = acts, a.out + panel * 64, n_rows
-            while left > 0:
-                n = group_size(left)
-                if n == FULL:
-                    float_tile(fmt, FULL, w, x, n_inputs, out, stride, bias, add)
-                elif n == HALF:
-                    float_tile(fmt, HALF, w, x, n_inputs, out, stride, bias, add)
-                elif n == QUARTER:
-                    float_tile(fmt, QUARTER, w, x, n_inputs, out, stride, bias, add)
-                else:
-                    float_tile(fmt, 1, w, x, n_inputs, out, stride, bias, add)
-                x += n * row_nbytes
-                out += n * stride
-                left -= n
+    n_shares, n_panels = a.n_shares, a.n_panels
+    for turn in range(n_shares):
+        share = (thread + turn) % n_shares
+        first, stop = n_panels * share // n_shares, n_panels * (share + 1) // n_shares
+        while True:
+            start = first + atomic_add(a.counter + 8 * share, a.chunk)
+            if start >= stop:
+                break
+            for panel in range(start, min(start + a.chunk, stop)):
+                _multiply_panel(a, fmt, panel, acts, n_rows)
 
 
 @inline
