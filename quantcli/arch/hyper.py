@@ -189,7 +189,8 @@ def _rope(keys: Keys, head_dim: int, context: int) -> RopeKeys:
             f"{keys.prefix}.rope.dimension_count_swa is {n_rot_swa}, but only models that rotate "
             f"the same {n_rot} dimensions in every layer are supported."
         )
-    if keys.metadata.get(f"{keys.prefix}.rope.scaling.type") == "longrope":
+    kind = keys.value("rope.scaling.type", "linear")
+    if isinstance(kind, str) and kind == "longrope":  # an array would compare item by item
         raise UnsupportedModel(f"{keys.prefix}.rope.scaling.type is longrope: not supported yet.")
     # a file without the key scales linearly if it has a factor: older converters wrote no type
     scaling = keys.text("rope.scaling.type", ("none", "linear", "yarn"), "linear")

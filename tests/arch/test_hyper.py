@@ -98,6 +98,7 @@ REFUSED = [
     ("rope__scaling__type", "longrope", "longrope: not supported"),
     ("rope__scaling__type", "dynamic", "one of none, linear, yarn"),
     ("rope__scaling__type", 3, "scaling.type is 3"),
+    ("rope__scaling__type", np.array([0.5, 1.5]), "scaling.type is an array of 2"),
     ("rope__scaling__factor", 0.0, "factor is 0"),
     ("rope__scaling__factor", NAN, "factor is nan"),
     ("rope__scaling__original_context_length", 0, "original_context_length is 0"),
