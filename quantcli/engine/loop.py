@@ -12,7 +12,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count
 from typing import Protocol
@@ -26,6 +26,8 @@ from quantcli.kvcache import KVCache
 from quantcli.runtime.step import Batch
 from quantcli.text import Tokenizer
 from quantcli.text.stream import TextStream
+
+Progress = Callable[[str, int, int], None]
 
 
 class Model(Protocol):
@@ -52,16 +54,26 @@ class Engine:
     What a request answers depends on nothing but the request.
     """
 
-    def __init__(self, model: Model, tokenizer: Tokenizer, *, sampler: str = "compiled") -> None:
+    def __init__(
+        self,
+        model: Model,
+        tokenizer: Tokenizer,
+        *,
+        sampler: str = "compiled",
+        progress: Progress | None = None,
+    ) -> None:
         """Start without requests.
 
-        sampler   "compiled", or "reference" for the sampling chain as it is written down
+        sampler    "compiled", or "reference" for the sampling chain as it is written down
+        progress   called with what is being done, how much is done and of how much
         """
         self._model = model
         self._tokenizer = tokenizer
         # Logits beyond the vocabulary are padding of the output matrix.
         self._n_tokens = min(model.n_vocab, tokenizer.n_vocab)
         self._n_slots = min(model.context, model.kv.n_pages * model.kv.page_size)
+        if progress:
+            progress("preparing the sampler for this CPU, slow only once", 0, 1)
         self._chooser = Chooser(self._n_tokens, sampler)
         self._scheduler = Scheduler(model.kv, model.max_rows)
         self._numbers = count(1)

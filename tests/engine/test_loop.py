@@ -9,10 +9,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from driving import GREEDY, answer, engine_of, finish_all, greedy, is_empty
-from fakes import F32, FakeModel, History, script
+from fakes import F32, FakeModel, FakeTokenizer, History, script
 
 from quantcli.engine.loop import Engine
-from quantcli.engine.request import Event, FinishReason, Request
+from quantcli.engine.request import Event, FinishReason, Request, SamplingParams
 from quantcli.errors import ModelError, ResourceError
 from quantcli.runtime.step import Batch
 
@@ -177,3 +177,27 @@ def test_generate_raises_a_requests_error() -> None:
     with pytest.raises(ModelError, match="token 0 is nan, and 64 of 64"):
         list(engine_of(model).generate(Request((1,), GREEDY)))
     assert is_empty(model)
+
+
+@pytest.mark.jit
+def test_the_compiled_sampler_answers_as_the_reference_does() -> None:
+    answers = []
+    told: list[str] = []
+    for sampler in ("compiled", "reference"):
+        engine = Engine(
+            FakeModel(),
+            FakeTokenizer(),
+            sampler=sampler,
+            progress=lambda what, done, total: told.append(what),
+        )
+        for seed in range(5):
+            params = SamplingParams(seed=seed, n_logprobs=3, presence_penalty=0.5)
+            engine.submit(Request((seed, 1), params))
+        answers.append(
+            {
+                number: [(e.token, e.text, e.logprobs, e.finish) for e in events]
+                for number, events in finish_all(engine).items()
+            }
+        )
+    assert answers[0] == answers[1]
+    assert told == ["preparing the sampler for this CPU, slow only once"] * 2
