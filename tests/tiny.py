@@ -20,7 +20,6 @@ from quantcli import formats
 from quantcli.formats import F32, BlockFormat
 
 K_QUANTS = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
-BLOCK_OF_32 = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0")
 MIX = ("q4_0", "q8_0", "q5_1", "f16", "q4_1", "q5_0", "bf16", "f32")
 MIX_256 = ("q4_k", "q6_k", "q5_k", "q8_0", "q3_k", "q2_k", "q4_0")
 
