@@ -69,6 +69,27 @@ ARGS = np.dtype(
 ZERO, ONE, MAX_CODE = f32(0.0), f32(1.0), f32(127.0)
 
 
+def reference(x, transform=PLAIN, *, up=None, norm=None, eps=0.0):
+    """Return transformed rows: f32 (rows, width), computed in f64."""
+    x = np.float64(x)
+    if transform == RMS_NORM:
+        x = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * norm
+    elif transform == SILU:
+        x = x / (1 + np.exp(-x)) * up
+    elif transform == GELU_TANH:
+        x = x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) * up
+    return x.astype(np.float32)
+
+
+def reference_codes(x):
+    """Return i8 codes (rows, width) and f32 scales (rows, width / 32) of f32 (rows, width)."""
+    blocks = x.reshape(len(x), -1, 32)
+    largest = np.abs(blocks).max(axis=-1, keepdims=True)
+    inverse = np.divide(MAX_CODE, largest, out=np.zeros_like(largest), where=largest > 0)
+    codes = np.rint(blocks * inverse).astype(np.int8)
+    return codes.reshape(x.shape), largest[..., 0] / MAX_CODE
+
+
 @inline
 def rms_scale(x, width, n_true, eps):
     """Return 1 / sqrt(mean(x**2) + eps) of a row of `width` f32, padded with zeros, as f32x16."""

@@ -74,6 +74,25 @@ ARGS = np.dtype(
 NEG_INF, ZERO, ONE = f32(-np.inf), f32(0.0), f32(1.0)
 
 
+def reference(q, k, v, positions, scale, *, window=0, softcap=0.0, sinks=None):
+    """Return attention by its definition: f32 (rows, n_heads, head_dim), computed in f64.
+
+    q      f32 (rows, n_heads, head_dim)
+    k, v   f32 (keys, n_kv_heads, head_dim)   as they are read back from the cache
+    """
+    group = q.shape[1] // k.shape[1]
+    k, v = (np.repeat(np.float64(x), group, axis=1) for x in (k, v))
+    scores = np.einsum("rhd,khd->rhk", np.float64(q), k) * scale
+    scores = softcap * np.tanh(scores / softcap) if softcap else scores
+    ago = np.asarray(positions)[:, None, None] - np.arange(len(k))
+    scores = np.where((ago >= 0) & (ago < (window or np.inf)), scores, -np.inf)
+    extra = np.full((1, q.shape[1], 1), -np.inf) if sinks is None else sinks[None, :, None]
+    top = np.maximum(scores.max(axis=-1, keepdims=True), extra)
+    share = np.exp(scores - top)
+    share /= share.sum(axis=-1, keepdims=True) + np.exp(extra - top)
+    return np.einsum("rhk,khd->rhd", share, v).astype(np.float32)
+
+
 def scratch_nbytes(head_dim: int) -> int:
     """Return the bytes of scratch a thread needs for a group of up to FULL entries.
 

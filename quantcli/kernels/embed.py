@@ -38,6 +38,11 @@ ARGS = np.dtype(
 ONE = f32(1.0)
 
 
+def reference(weights, tokens, scale=1.0):
+    """Return f32 (rows, width): the rows of f32 (n_vocab, width) that tokens choose, scaled."""
+    return weights[tokens] * f32(scale)
+
+
 @inline
 def lookup(args, fmt):
     """Write the rows of claimed tokens."""

@@ -63,6 +63,24 @@ ARGS = np.dtype(
 )
 
 
+def reference(x, angles, style=NEOX, *, norm=None, eps=0.0):
+    """Return normed and rotated heads of q or k: f32 (rows, heads, head_dim), computed in f64.
+
+    angles  f32 (rows, n_rot)   cosines then sines
+    """
+    x = np.float64(x)
+    if norm is not None:
+        x = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * norm
+    half = angles.shape[1] // 2
+    cos, sin = np.float64(angles[:, None, :half]), np.float64(angles[:, None, half:])
+    a, b = {NEOX: np.s_[:half, half : 2 * half], NORM: np.s_[: 2 * half : 2, 1 : 2 * half : 2]}[
+        style
+    ]
+    y = x.copy()
+    y[..., a], y[..., b] = x[..., a] * cos - x[..., b] * sin, x[..., a] * sin + x[..., b] * cos
+    return y.astype(np.float32)
+
+
 @inline
 def _norm_head(x, weight, head_dim, eps):
     scale = rms_scale(x, head_dim, head_dim, eps)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 from numba.extending import overload
 from numpy import float32 as f32
 
@@ -56,6 +57,17 @@ class KvFormat:
     record_nbytes: Callable[[int], int]
     store_key: Callable[..., None]
     store_value: Callable[..., None]
+
+
+def reference(x, name):
+    """Return f32 (..., head_dim) keys or values as they are read back from a cache of a type."""
+    if name == "f16":
+        return np.clip(x, -HALF_MAX, HALF_MAX).astype(np.float16).astype(np.float32)
+    blocks = x.reshape(*x.shape[:-1], -1, 32)
+    largest = np.abs(blocks).max(axis=-1, keepdims=True)
+    inverse = np.divide(MAX_CODE, largest, out=np.zeros_like(largest), where=largest > 0)
+    scale = np.minimum(largest / MAX_CODE, HALF_MAX).astype(np.float16).astype(np.float32)
+    return (np.rint(blocks * inverse) * scale).reshape(x.shape)
 
 
 @inline

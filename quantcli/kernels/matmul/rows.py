@@ -34,6 +34,17 @@ ARGS = np.dtype(
     align=True,
 )
 
+
+def reference(weights, x, bias=0.0, before=0.0):
+    """Return x W^T + bias + before, f32 (rows, n_out), computed in f64.
+
+    weights  f32 (n_out, n_in)   as `embed` looks them up
+    x        f32 (rows, n_in)    as staged: codes times scales, or f32
+    before   f32 (rows, n_out)   what `out` held, if the op adds
+    """
+    return (np.float64(x) @ np.float64(weights).T + bias + before).astype(np.float32)
+
+
 # What a pack op is told.
 PACK_ARGS = np.dtype(
     [
