@@ -3,6 +3,7 @@
 # No "from __future__ import annotations" here: Typer reads the annotations.
 
 import statistics
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +15,7 @@ from quantcli.cli.options import Json, LoadOptions, OutputOptions, expand
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from quantcli.checkpoint import Checkpoint
     from quantcli.cli.generation import Progress
     from quantcli.cli.render import StatusLine
     from quantcli.evaluate.throughput import Throughput, Workload
@@ -156,6 +158,12 @@ class _Subject:
     nbytes: int
     n_params: int
     model: "Model"
+    checkpoint: "Checkpoint"
+
+    def close(self) -> None:
+        """Stop the model's threads and close its file."""
+        self.model.close()
+        self.checkpoint.close()
 
 
 def _measure(
@@ -187,7 +195,7 @@ def _measure(
         finally:
             status.clear()
             if worker.stop():
-                worker.call(subject.model.close)
+                worker.call(subject.close)
     return results
 
 
@@ -196,11 +204,13 @@ def _load(path: "Path", options: LoadOptions, progress: "Progress") -> _Subject:
     from quantcli.checkpoint import open_checkpoint
     from quantcli.cli.generation import load_model
 
-    with open_checkpoint(path) as checkpoint:
+    with ExitStack() as undo:
+        checkpoint = undo.enter_context(open_checkpoint(path))
         model = load_model(checkpoint, options, progress)
-        file = checkpoint.paths[0].name
-        title = str(checkpoint.metadata.get("general.name", file))
-        return _Subject(file, title, checkpoint.nbytes, checkpoint.n_params, model)
+        undo.pop_all()
+    file = checkpoint.paths[0].name
+    title = str(checkpoint.metadata.get("general.name", file))
+    return _Subject(file, title, checkpoint.nbytes, checkpoint.n_params, model, checkpoint)
 
 
 def _result(subject: _Subject, load: LoadOptions, measured: "Throughput") -> Result:

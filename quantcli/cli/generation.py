@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
@@ -32,12 +31,22 @@ class Loaded:
     """A model ready to answer."""
 
     name: str
-    metadata: Mapping[str, object]
+    checkpoint: Checkpoint  # open as long as the model: the reference backend reads on demand
     tokenizer: Tokenizer
     template: ChatTemplate | None
     model: Model
     engine: Engine
     load_s: float
+
+    def close(self) -> None:
+        """Stop the model's threads and close its file."""
+        self.model.close()
+        self.checkpoint.close()
+
+    @property
+    def metadata(self) -> Mapping[str, object]:
+        """The file's keys and values."""
+        return self.checkpoint.metadata
 
     def uses_chat(self, asked: bool | None) -> bool:
         """Return whether to apply the chat template; raise UsageError if it lacks one."""
@@ -64,7 +73,7 @@ def opened(name: str, options: LoadOptions, worker: Worker, status: StatusLine) 
         yield loaded
     finally:
         if worker.stop():
-            worker.call(loaded.model.close)
+            worker.call(loaded.close)
 
 
 def load(name: str, options: LoadOptions, worker: Worker, status: StatusLine) -> Loaded:
@@ -81,15 +90,17 @@ def load(name: str, options: LoadOptions, worker: Worker, status: StatusLine) ->
 
         report = worker.checked(status)
         start = time.perf_counter()
-        with open_checkpoint(path) as checkpoint:
-            metadata = checkpoint.metadata
+        with ExitStack() as undo:
+            checkpoint = undo.enter_context(open_checkpoint(path))
             report("reading the vocabulary", 0, 0)
-            tokenizer = from_metadata(metadata)
-            template = ChatTemplate.from_metadata(metadata)
+            tokenizer = from_metadata(checkpoint.metadata)
+            template = ChatTemplate.from_metadata(checkpoint.metadata)
             model = load_model(checkpoint, options, report)
-        engine = Engine(model, tokenizer)
+            undo.callback(model.close)
+            engine = Engine(model, tokenizer)
+            undo.pop_all()
         load_s = time.perf_counter() - start
-        return Loaded(name, metadata, tokenizer, template, model, engine, load_s)
+        return Loaded(name, checkpoint, tokenizer, template, model, engine, load_s)
 
     return worker.call(work)
 
@@ -141,7 +152,8 @@ class Answer:
     tokens: list[int] = field(default_factory=list)
     finish: FinishReason | None = None
     stats: Stats | None = None
-    _cancelled: threading.Event = field(default_factory=threading.Event)
+    _number: int | None = None
+    _is_cancelled: bool = False
     _events: Stream[Event] | None = None
 
     def __iter__(self) -> Iterator[str]:
@@ -162,17 +174,17 @@ class Answer:
         return event.text
 
     def cancel(self) -> None:
-        """End the answer after the step at hand."""
-        self._cancelled.set()
+        """End the answer, breaking off the step at hand."""
+        self._is_cancelled = True
+        if self._number is not None:
+            self.engine.cancel(self._number)
 
     def _produce(self) -> Iterator[Event]:
         """Drive the engine until this request ends. Runs on the worker."""
-        number = self.engine.submit(self.asked)
-        cancelled = False
+        self._number = number = self.engine.submit(self.asked)
+        if self._is_cancelled:  # before there was a number
+            self.engine.cancel(number)
         while True:
-            if self._cancelled.is_set() and not cancelled:
-                cancelled = True
-                self.engine.cancel(number)
             for event in self.engine.step():
                 yield event
                 if event.finish is not None:

@@ -141,20 +141,10 @@ def memory_plan(checkpoint: "Checkpoint", wanted: ContextOptions) -> "MemoryPlan
 
     Raises ModelError if it cannot be run, ResourceError if it does not fit.
     """
-    from quantcli.arch import Hyper
-    from quantcli.runtime.memory import available_memory, choose_context, kv_nbytes_per_token
+    from quantcli.runtime.sizing import size_model
 
-    hyper = Hyper.from_metadata(checkpoint.metadata, checkpoint.tensors)
-    kv_type = wanted.chosen_kv_type()
-    layers = [kv_nbytes_per_token(1, n, hyper.head_dim, kv_type) for n in hyper.n_kv_heads]
-    return choose_context(
-        wanted.ctx,
-        train_context=hyper.context,
-        weights_nbytes=checkpoint.nbytes,
-        kv_nbytes_per_token=sum(layers),
-        buffers_nbytes=0,
-        available=available_memory(),
-    )
+    context, kv_type = wanted.ctx or None, wanted.chosen_kv_type()
+    return size_model(checkpoint, context=context, kv_type=kv_type).memory
 
 
 def _hyper(checkpoint: "Checkpoint") -> "Hyper | str":
@@ -239,6 +229,8 @@ def _text(metadata: Mapping[str, object], key: str) -> str | None:
 
 def _shown(value: object) -> str:
     """Return a metadata value on one line; of an array its length and first items."""
+    if isinstance(value, float):
+        return f"{value:.6g}"  # files hold f32
     if isinstance(value, str) or not hasattr(value, "__len__"):
         return str(value)
     first = [str(value[i]) for i in range(min(len(value), _MAX_SHOWN))]  # type: ignore[index]
