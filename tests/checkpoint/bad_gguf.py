@@ -178,6 +178,13 @@ KEYS = (
         SECOND + 9 + 16,
     ),
     Bad(
+        "12 strings that fill the file before the last",
+        GGUF(
+            [Key("k", 0, raw=u32(ARRAY) + u32(STRING) + u64(2) + text("x" * 40))], alignment=1
+        ).build(),
+        ("the size in bytes is 97", "at least 105", "the strings of the value of key 'k'"),
+    ),
+    Bad(
         "13 array longer than the file",
         keys(Key("k", ARRAY, [1], I32, n_items=1000)),
         ("number of items", "'k'", "1000", "at most"),

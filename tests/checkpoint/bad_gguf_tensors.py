@@ -86,7 +86,7 @@ MODEL = (
     ),
     Bad(
         "39 vocabulary only",
-        GGUF([ARCHITECTURE, key("tokenizer.ggml.tokens", ["a", "b"])]).build(),
+        GGUF([ARCHITECTURE, key("tokenizer.ggml.tokens", ["a", "b"])], alignment=1).build(),
         ("no tensors", "the model's own"),
         error=UnsupportedModel,
     ),

@@ -13,6 +13,40 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+OFFENCES = """
+import os, pathlib, signal, sys, gguf_fuzz
+offences = {
+    "died by SIGSEGV": lambda checkpoint: os.kill(os.getpid(), signal.SIGSEGV),
+    "died by SIGXCPU": lambda checkpoint: all(True for _ in iter(int, 1)),
+    "died by SIGALRM": lambda checkpoint: signal.pause(),
+    "MemoryError": lambda checkpoint: bytes(300 << 20),
+    "ZeroDivisionError": lambda checkpoint: 1 // 0,
+    "SystemExit": lambda checkpoint: sys.exit(0),
+    "unclosed file": lambda checkpoint: open(os.devnull) and None,
+}
+gguf_fuzz.WALL_S = 4
+path = gguf_fuzz.every_type(pathlib.Path(sys.argv[1]) / "good.gguf")
+for says, offence in offences.items():
+    gguf_fuzz.PROBES = (offence,)
+    outcome = gguf_fuzz.run_limited(path)
+    if not outcome.failed or says not in str(outcome):
+        raise SystemExit(f"{says}: {outcome}")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit on memory holds on Linux only")
+def test_the_fuzzer_sees_every_offence(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", OFFENCES, str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), str(ROOT)])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def fuzz(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run scripts/fuzz: in a process of its own, as it forks and must have no threads."""
     return subprocess.run(

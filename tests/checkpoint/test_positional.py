@@ -70,6 +70,17 @@ def test_a_failing_disk_is_an_error_that_says_where(
     os.close(writer)
 
 
+def test_too_many_open_files_is_an_error_that_says_so(content: tuple[Path, np.ndarray]) -> None:
+    resource = pytest.importorskip("resource", reason="this system has no limits on a process")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        with pytest.raises(CheckpointError, match="cannot be opened: Too many open files"):
+            PositionalFile(content[0])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 def test_leaving_the_block_closes_the_file(content: tuple[Path, np.ndarray]) -> None:
     with PositionalFile(content[0]) as file:
         pass
