@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -58,7 +57,7 @@ class Checkpoint:
     def __init__(
         self,
         files: tuple[PositionalFile, ...],
-        metadata: Mapping[str, Value],
+        metadata: Metadata,
         tensors: dict[str, TensorInfo],
         notes: tuple[str, ...] = (),
     ) -> None:
