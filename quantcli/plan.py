@@ -96,6 +96,12 @@ class Op:
     rope: Rope | None = None
     heads: Heads | None = None
 
+    def number(self, name: str) -> float:
+        """Return a numeric parameter."""
+        value = self.params[name]
+        assert isinstance(value, int | float), (self.kind, name, value)
+        return float(value)
+
 
 # kind: (number of input buffers, what it does)
 SIGNATURES = {

@@ -10,6 +10,7 @@ import hashlib
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from quantcli import __version__
 from quantcli.kernels.isa import Isa, select
@@ -78,7 +79,7 @@ class OpKernel:
         """Wrap a plain function; nothing is compiled yet."""
         self.function = function
         self.name = function.__name__
-        self._compiled = None
+        self._compiled: Any = None
 
     @property
     def address(self) -> int:

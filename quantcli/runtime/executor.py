@@ -46,25 +46,16 @@ OP = np.dtype(
 )
 
 # What threads share. `phase` counts barriers passed and is never reset; `step` counts steps.
+_ARRIVED, _PHASE, _CANCELLED = 0, LINE, LINE + 8
+_STEP, _OPS, _N_OPS, _STOP = 2 * LINE, 2 * LINE + 8, 2 * LINE + 16, 2 * LINE + 24
+_CANCEL = 3 * LINE
 CONTROL = np.dtype(
     {
         "names": ["arrived", "phase", "cancelled", "step", "ops", "n_ops", "stop", "cancel"],
         "formats": ["i8"] * 8,
-        "offsets": [
-            0,
-            LINE,
-            LINE + 8,
-            2 * LINE,
-            2 * LINE + 8,
-            2 * LINE + 16,
-            2 * LINE + 24,
-            3 * LINE,
-        ],
+        "offsets": [_ARRIVED, _PHASE, _CANCELLED, _STEP, _OPS, _N_OPS, _STOP, _CANCEL],
         "itemsize": 4 * LINE,
     }
-)
-_ARRIVED, _PHASE, _CANCELLED, _STEP, _OPS, _N_OPS, _STOP, _CANCEL = (
-    CONTROL.fields[name][1] for name in CONTROL.names
 )
 _OP_NBYTES = OP.itemsize
 

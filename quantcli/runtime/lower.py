@@ -115,7 +115,7 @@ class Lowering:
         a["block_nbytes"], a["n_blocks"] = matrix.panel.block_nbytes, matrix.n_blocks
         a["block_inputs"] = matrix.panel.n_inputs
         a["out"], a["out_stride"] = out.address, out.stride
-        a["scale"] = op.params["scale"]
+        a["scale"] = op.number("scale")
 
     def _lower_linear(self, op: Op) -> None:
         weights = self.sources.weights
@@ -166,7 +166,7 @@ class Lowering:
         if source in self.fusion.staged and producer.kind == "rms_norm":
             a["transform"] = activations.RMS_NORM
             a["norm"] = self.sources.weights.vectors[producer.weights[0]].ctypes.data
-            a["eps"] = producer.params["eps"]
+            a["eps"] = producer.number("eps")
         elif source in self.fusion.staged:
             silu = producer.params["act"] == "silu"
             a["transform"] = activations.SILU if silu else activations.GELU_TANH
@@ -215,7 +215,7 @@ class Lowering:
         for name, path in (("q_norm", q_path), ("k_norm", k_path)):
             if path.norm:
                 a[name] = self.sources.weights.vectors[path.norm.weights[0]].ctypes.data
-                a["eps"] = path.norm.params["eps"]
+                a["eps"] = path.norm.number("eps")
         ropes = [path.rope.rope for path in (q_path, k_path) if path.rope]
         assert len(ropes) in (0, 2), op
         if ropes and ropes[0]:
@@ -253,22 +253,22 @@ class Lowering:
         a = self._lower_rows(op, kernel, x, y)
         if post_norm:
             a["norm"] = self.sources.weights.vectors[post_norm.weights[0]].ctypes.data
-            a["value"] = post_norm.params["eps"]
+            a["value"] = post_norm.number("eps")
 
     def _lower_rms_norm(self, op: Op) -> None:
         assert not op.params["group"], "a norm over heads is read by attention only"
         a = self._lower_rows(op, elementwise.rms_norm, op.inputs[0])
         a["norm"] = self.sources.weights.vectors[op.weights[0]].ctypes.data
-        a["value"] = op.params["eps"]
+        a["value"] = op.number("eps")
 
     def _lower_gated(self, op: Op) -> None:
         self._lower_rows(op, _ACTS[str(op.params["act"])], *op.inputs)
 
     def _lower_scale(self, op: Op) -> None:
-        self._lower_rows(op, elementwise.scale, op.inputs[0])["value"] = op.params["factor"]
+        self._lower_rows(op, elementwise.scale, op.inputs[0])["value"] = op.number("factor")
 
     def _lower_softcap(self, op: Op) -> None:
-        self._lower_rows(op, elementwise.softcap, op.inputs[0])["value"] = op.params["cap"]
+        self._lower_rows(op, elementwise.softcap, op.inputs[0])["value"] = op.number("cap")
 
     def _lower_select(self, op: Op) -> None:
         a = self._lower_rows(op, elementwise.select, op.inputs[0])

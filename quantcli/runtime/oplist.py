@@ -29,7 +29,8 @@ class OpList:
     def add(self, kernel: OpKernel, args: np.ndarray, reads: set[str], writes: set[str]) -> np.void:
         """Append a call and return its argument record, to be filled in."""
         self.calls.append(Call(kernel, args, frozenset(reads), frozenset(writes)))
-        return args[0]
+        record: np.void = args[0]
+        return record
 
     def build(self) -> np.ndarray:
         """Return the op array, without barriers. Each call counts its work in its own entry."""
