@@ -67,6 +67,7 @@ ARGS = np.dtype(
 
 # A NaN or infinity in a block makes its scale NaN or infinite, so that it reaches the logits.
 ZERO, ONE, MAX_CODE = f32(0.0), f32(1.0), f32(127.0)
+TINY = f32(1e-36)  # where 127 / x would soon overflow: blocks below it are taken as zeros
 
 
 def reference(x, transform=PLAIN, *, up=None, norm=None, eps=0.0):
@@ -85,7 +86,7 @@ def reference_codes(x):
     """Return i8 codes (rows, width) and f32 scales (rows, width / 32) of f32 (rows, width)."""
     blocks = x.reshape(len(x), -1, 32)
     largest = np.abs(blocks).max(axis=-1, keepdims=True)
-    inverse = np.divide(MAX_CODE, largest, out=np.zeros_like(largest), where=largest > 0)
+    inverse = np.divide(MAX_CODE, largest, out=np.zeros_like(largest), where=largest > TINY)
     codes = np.rint(blocks * inverse).astype(np.int8)
     return codes.reshape(x.shape), largest[..., 0] / MAX_CODE
 
@@ -133,7 +134,7 @@ def _quantize_row(a, row, out, n_tokens, token):
     for block in range(a.width // 32):
         low, high = load_f32x16(row + 128 * block), load_f32x16(row + 128 * block + 64)
         largest = hmax_abs(low, high)
-        inverse = MAX_CODE / largest if largest > ZERO else ZERO
+        inverse = MAX_CODE / largest if largest > TINY else ZERO
         scale = largest / MAX_CODE
         codes_low = round_to_i32(vmul(low, splat(inverse)))
         codes_high = round_to_i32(vmul(high, splat(inverse)))

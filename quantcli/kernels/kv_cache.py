@@ -35,6 +35,7 @@ from quantcli.kernels.simd import (
     store_u8,
     store_u16,
     vmul,
+    vsub,
 )
 from quantcli.kernels.static import register_static
 
@@ -62,20 +63,30 @@ class KvFormat:
 def reference(x, name):
     """Return f32 (..., head_dim) keys or values as they are read back from a cache of a type."""
     if name == "f16":
-        return np.clip(x, -HALF_MAX, HALF_MAX).astype(np.float16).astype(np.float32)
+        half = np.clip(x, -HALF_MAX, HALF_MAX).astype(np.float16)
+        return np.where(np.isfinite(x), half, np.nan).astype(np.float32)
     blocks = x.reshape(*x.shape[:-1], -1, 32)
     largest = np.abs(blocks).max(axis=-1, keepdims=True)
     inverse = np.divide(MAX_CODE, largest, out=np.zeros_like(largest), where=largest > 0)
     scale = np.minimum(largest / MAX_CODE, HALF_MAX).astype(np.float16).astype(np.float32)
+    scale[~np.isfinite(largest)] = np.nan
     return (np.rint(blocks * inverse) * scale).reshape(x.shape)
+
+
+@inline
+def _to_half_range(x):
+    """Clamp to what a half can hold, so that no key or value that overflows makes a later 0 * inf.
+
+    Infinity is no number that overflowed: it becomes NaN, as x - x does, and reaches the logits.
+    """
+    bounded = minimum(splat(HALF_MAX), maximum(splat(-HALF_MAX), x))
+    return vsub(bounded, vsub(x, x))
 
 
 @inline
 def _store_key_f16(k, record, key, head_dim, scratch):
     for i in range(head_dim // 16):
-        # Saturating keeps a key that overflows from turning a later 0 * inf into NaN.
-        v = minimum(splat(HALF_MAX), maximum(splat(-HALF_MAX), load_f32x16(k + 64 * i)))
-        store_f16x16(scratch, v)
+        store_f16x16(scratch, _to_half_range(load_f32x16(k + 64 * i)))
         for j in range(16):
             store_u16(record + 32 * (16 * i + j) + 2 * key, load_u16(scratch + 2 * j))
 
@@ -84,19 +95,18 @@ def _store_key_f16(k, record, key, head_dim, scratch):
 def _store_value_f16(v, record, key, head_dim, scratch):
     out = record + 2 * key * head_dim
     for i in range(head_dim // 16):
-        x = minimum(splat(HALF_MAX), maximum(splat(-HALF_MAX), load_f32x16(v + 64 * i)))
-        store_f16x16(out + 32 * i, x)
+        store_f16x16(out + 32 * i, _to_half_range(load_f32x16(v + 64 * i)))
 
 
 @inline
 def _quantize_32(x, codes):
-    """Write 32 values as i8 codes and return their scale, max|x| / 127."""
+    """Write 32 values as i8 codes and return their scale, max|x| / 127; NaN if one is no number."""
     low, high = load_f32x16(x), load_f32x16(x + 64)
     largest = hmax_abs(low, high)
     inverse = MAX_CODE / largest if largest > ZERO else ZERO
     store_i8x16(codes, round_to_i32(vmul(low, splat(inverse))))
     store_i8x16(codes + 16, round_to_i32(vmul(high, splat(inverse))))
-    return min(largest / MAX_CODE, HALF_MAX) if largest == largest else largest
+    return min(largest / MAX_CODE, HALF_MAX) + (largest - largest)
 
 
 @inline

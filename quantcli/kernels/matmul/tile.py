@@ -16,11 +16,6 @@ from quantcli.kernels.static import register_static
 
 register_static(PanelFormat)
 
-# About ten steps ahead of a 4-bit weight; measured flat from 2 to 6 KB on one AVX-512 server
-# core, and without it decode reads about a tenth slower.
-_PREFETCH_NBYTES = 3200
-
-
 def pack_block(fmt, src, dst, row):
     """Pack one block of one row by the format's own function."""
 
@@ -126,7 +121,6 @@ def _emit_tile(b, fmt, n_tokens, args):
         with cgutils.for_range(b, I64(n_steps)) as step_loop:
             step = emit.at(b, block, fmt.head_nbytes)
             step = emit.at(b, step, b.mul(step_loop.index, I64(fmt.step_nbytes)))
-            emit.prefetch(b, step, _PREFETCH_NBYTES)
             index = b.add(first, step_loop.index)
             at = emit.at(b, acts, b.mul(index, act_stride))
             view = _Activations(b, n_tokens, at, b.add(at, words))

@@ -89,7 +89,6 @@ store_i64 = define(types.void, (_ADDRESS, _I64), _store)
 store_i32 = define(types.void, (_ADDRESS, _I32), _store)
 store_u8 = define(types.void, (_ADDRESS, _I64), lambda b, a, v: emit.store(b, b.trunc(v, I8), a))
 store_u16 = define(types.void, (_ADDRESS, _I64), lambda b, a, v: emit.store(b, b.trunc(v, I16), a))
-prefetch = define(types.void, (_ADDRESS,), emit.prefetch)
 
 
 @intrinsic

@@ -11,7 +11,6 @@ from numba.core import cgutils
 from quantcli.kernels.simd.vectors import (
     F16X16,
     F32X16,
-    I8,
     I8X16,
     I16X16,
     I32,
@@ -137,12 +136,6 @@ def i8_to_f32(b, codes):
 def bf16_to_f32(b, bits):
     """Convert bfloat16 bits, i16 (16), to f32 (16)."""
     return b.bitcast(b.shl(b.zext(bits, I32X16), constant(I32X16, 16)), F32X16)
-
-
-def prefetch(b, address, offset=0):
-    """Ask for a cache line ahead of its use."""
-    pointer = b.inttoptr(at(b, address, offset), I8.as_pointer())
-    call(b, "llvm.prefetch.p0", VOID, pointer, I32(0), I32(3), I32(1))
 
 
 def native_f16_to_f32(b, bits):
