@@ -70,10 +70,22 @@ def opened(name: str, options: LoadOptions, worker: Worker, status: StatusLine) 
     finally:
         status.clear()
     try:
+        for line in notes(loaded):
+            status.note(line)
         yield loaded
     finally:
         if worker.stop():
             worker.call(loaded.close)
+
+
+def notes(loaded: Loaded) -> Iterator[str]:
+    """Yield remarks on a file that is odd but works."""
+    from quantcli.engine.request import ignored_file_keys
+
+    yield from loaded.checkpoint.notes
+    ignored = ignored_file_keys(loaded.metadata)
+    if ignored:
+        yield f"the file's {', '.join(ignored)} have no counterpart here and are ignored."
 
 
 def load(name: str, options: LoadOptions, worker: Worker, status: StatusLine) -> Loaded:
@@ -206,10 +218,13 @@ def collect(answer: Answer, show: Callable[[str], None] | None) -> bool:
                     show(piece)
             return interrupted
         except KeyboardInterrupt:
+            answer.cancel()
             if interrupted:
                 raise
             interrupted = True
+        except BaseException:
             answer.cancel()
+            raise
 
 
 def write(text: str) -> None:

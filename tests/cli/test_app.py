@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from source_tree import ROOT
 
 from quantcli import __version__, catalog
 from quantcli.cli import app
@@ -21,6 +22,7 @@ def quantcli(*args: str, **settings: object) -> subprocess.CompletedProcess[str]
     command = [sys.executable, "-m", "quantcli", *args]
     return subprocess.run(  # type: ignore[call-overload, no-any-return]
         command,
+        cwd=ROOT,
         **{"capture_output": True, "encoding": "utf-8", "stdin": subprocess.DEVNULL, **settings},
         check=False,
     )
@@ -101,21 +103,25 @@ def test_an_unknown_command_says_what_was_meant() -> None:
         (["inspect", "m", "extra"], "extra"),
     ],
 )
-def test_bad_usage_is_one_line_and_exit_code_2(args: list[str], message: str) -> None:
-    done = quantcli(*args)
-    assert done.returncode == 2, done.stderr
-    assert done.stdout == ""
-    assert done.stderr.startswith("error: ")
-    assert message in done.stderr
-    assert done.stderr.count("\n") == 1
+def test_bad_usage_is_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], args: list[str], message: str
+) -> None:
+    assert app.main(args) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
 
 
-def test_debug_brings_the_traceback_wherever_it_stands() -> None:
-    for args in (["--debug", "run"], ["run", "--debug"]):
-        done = quantcli(*args)
-        assert done.returncode == 2
-        assert "Traceback" in done.stderr
-        assert done.stderr.splitlines()[-1].startswith("error: no model is named")
+@pytest.mark.parametrize("args", [["--debug", "run"], ["run", "--debug"]])
+def test_debug_brings_the_traceback_wherever_it_stands(
+    capsys: pytest.CaptureFixture[str], args: list[str]
+) -> None:
+    assert app.main(args) == 2
+    err = capsys.readouterr().err
+    assert "Traceback" in err
+    assert err.splitlines()[-1].startswith("error: no model is named")
 
 
 def test_debug_after_two_dashes_is_an_argument() -> None:
@@ -131,9 +137,9 @@ def test_the_environment_can_ask_for_the_traceback() -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no POSIX shell")
 def test_a_closed_pipe_is_quiet() -> None:
-    command = f"{sys.executable} -m quantcli run --help; echo $? >&2"
+    command = f"( {sys.executable} -m quantcli run --help; echo $? >&2 ) | true"
     done = subprocess.run(
-        ["sh", "-c", f"( {command} ) | true"], capture_output=True, encoding="utf-8", check=False
+        ["sh", "-c", command], capture_output=True, check=False, cwd=ROOT, encoding="utf-8"
     )
     assert done.stderr.strip() in (str(app.EXIT_PIPE), "0")
 
@@ -149,7 +155,7 @@ def test_a_full_disk_behind_the_output_is_one_sentence() -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="no POSIX shell")
 def test_closed_streams_are_no_error() -> None:
     command = f"{sys.executable} -m quantcli --help >&- 2>&-"
-    assert subprocess.run(["sh", "-c", command], check=False).returncode == 0
+    assert subprocess.run(["sh", "-c", command], check=False, cwd=ROOT).returncode == 0
 
 
 def test_output_is_utf_8_under_any_locale() -> None:

@@ -62,6 +62,16 @@ def test_a_second_ctrl_c_is_raised() -> None:
             generation.collect(asked, show)
 
 
+def test_an_error_while_printing_cancels_the_answer() -> None:
+    def show(piece: str) -> None:
+        raise BrokenPipeError
+
+    engine = FakeEngine([None])
+    with Worker() as worker, pytest.raises(BrokenPipeError):
+        generation.collect(answer(engine, worker), show)
+    assert engine.n_cancelled == 1
+
+
 def test_an_answer_that_is_not_read_to_its_end_is_stopped() -> None:
     with Worker() as worker:
         asked = answer(FakeEngine([None]), worker)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import subprocess
-import sys
 
 import pytest
 import typer
@@ -12,51 +10,46 @@ from source_tree import ROOT
 
 from quantcli import catalog
 from quantcli.catalog import Row
-from quantcli.cli.app import build
+from quantcli.cli.app import build, main
 from quantcli.cli.reference import reference
 
 ROWS = [pytest.param(row, id=row.name) for row in catalog.COMMANDS]
 GROUP = typer.main.get_command(build())
 
 
-def quantcli(*args: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line as a user does."""
-    return subprocess.run(
-        [sys.executable, "-m", "quantcli", *args],
-        capture_output=True,
-        check=False,
-        cwd=ROOT,
-        encoding="utf-8",
-        stdin=subprocess.DEVNULL,
-    )
-
-
 @pytest.mark.parametrize("row", ROWS)
-def test_help_begins_with_the_catalogs_summary(row: Row) -> None:
+def test_help_begins_with_the_catalogs_summary(
+    row: Row, capsys: pytest.CaptureFixture[str]
+) -> None:
     doc = inspect.getdoc(catalog.load("command", row.name).command)
     assert doc is not None
     assert doc.splitlines()[0] == row.summary
-    assert row.summary in quantcli("--help").stdout
+    assert main(["--help"]) == 0
+    assert row.summary in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_help_is_plain_text_on_standard_output(row: Row) -> None:
-    done = quantcli(row.name, "--help")
-    assert done.returncode == 0
-    assert done.stderr == ""
-    assert done.stdout.startswith(f"Usage: quantcli {row.name}")
-    assert row.summary in " ".join(done.stdout.split())
-    assert "\x1b" not in done.stdout
+def test_help_is_plain_text_on_standard_output(
+    row: Row, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([row.name, "--help"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert captured.out.startswith(f"Usage: quantcli {row.name}")
+    assert row.summary in " ".join(captured.out.split())
+    assert "\x1b" not in captured.out
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_an_unknown_option_is_one_line_and_exit_code_2(row: Row) -> None:
-    done = quantcli(row.name, "--no-such-option")
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.startswith("error: No such option: --no-such-option")
-    assert f"See 'quantcli {row.name} --help'." in done.stderr
-    assert done.stderr.count("\n") == 1
+def test_an_unknown_option_is_one_line_and_exit_code_2(
+    row: Row, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([row.name, "--no-such-option"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: No such option: --no-such-option")
+    assert f"See 'quantcli {row.name} --help'." in captured.err
+    assert captured.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("row", ROWS)
