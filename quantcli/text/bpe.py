@@ -1,0 +1,196 @@
+"""Byte-level BPE vocabularies (`tokenizer.ggml.model` = gpt2), through the `tokenizers` library.
+
+Control tokens are left out of the library's vocabulary, so that plain text can never become one. A
+byte that has no token of its own, such as a rare control character, is dropped, as in Hugging
+Face's tokenizers and llama.cpp.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from unicodedata import category
+
+from tokenizers import Regex
+from tokenizers import Tokenizer as Pipeline
+from tokenizers.models import BPE
+from tokenizers.normalizers import NFC
+from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
+
+from quantcli.errors import CheckpointError
+from quantcli.text.pretokenizers import DEFAULT, PreTokenizer, pretokenizer
+from quantcli.text.special import classify
+from quantcli.text.tokenizer import Tokenizer
+from quantcli.text.vocabulary import (
+    MERGES,
+    PREFIX,
+    TOKENS,
+    Defaults,
+    Kind,
+    Metadata,
+    read_vocabulary,
+    strings,
+)
+
+# Long text goes through the library in pieces of this many characters, cut where no word can be:
+# it needs some 400 bytes for each token of a piece.
+PIECE = 1 << 18
+LONG_PIECE = 1 << 14
+# The regular expressions give up after 10 million steps back, so a piece is never longer than this.
+LONGEST_PIECE = 1 << 20
+# Grouping digits from the right looks ahead over a whole number: quadratic, so these are cut too.
+LONGEST_NUMBER = 300  # a multiple of 3
+
+_LINE_START = re.compile(r"(?<=\n)(?=\S)")
+_WORD_START = re.compile(r"(?<=\n)(?=\S)|(?<=[A-Za-z])(?= [A-Za-z])")
+_LONG_NUMBER = re.compile(rf"\d{{{LONGEST_NUMBER + 1},}}")
+
+
+def _byte_characters() -> dict[int, int]:
+    """Return the byte of each character that a byte-level vocabulary writes for a byte.
+
+    Printable bytes stand for themselves, the others are counted up from U+0100. Source: GPT-2.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = sorted(set(range(256)) - set(printable))
+    return {byte: byte for byte in printable} | {256 + i: byte for i, byte in enumerate(others)}
+
+
+BYTE_OF_CHARACTER = _byte_characters()
+
+
+class ByteLevelBPE:
+    """Text to ids by merging bytes, within the words that a pre-tokenizer splits off."""
+
+    drops_leading_space = False
+
+    def __init__(self, model: BPE, row: PreTokenizer) -> None:
+        """Join the merges and the way to split text."""
+        splits = [Split(Regex(pattern), "isolated") for pattern in row.patterns]
+        self._pipeline = Pipeline(model)
+        self._pipeline.pre_tokenizer = Sequence(
+            [*splits, ByteLevel(add_prefix_space=False, use_regex=False)]
+        )
+        if row.nfc:
+            self._pipeline.normalizer = NFC()
+        self._row = row
+
+    def encode(self, text: str, *, after_special: bool) -> list[int]:
+        """Return the ids of plain text; what comes before it changes nothing."""
+        ids: list[int] = []
+        for piece in _pieces(text, self._row):
+            if len(piece) < LONG_PIECE:
+                ids += self._pipeline.encode(piece, add_special_tokens=False).ids
+            else:  # half the time and memory, but it starts the library's threads
+                ids += self._pipeline.encode_batch_fast([piece], add_special_tokens=False)[0].ids
+        return ids
+
+    def token_bytes(self, text: str, kind: int) -> bytes:
+        """Return the bytes of a token with this spelling."""
+        if kind == Kind.BYTE:
+            return bytes([int(text[3:5], 16)])
+        try:
+            return text.translate(BYTE_OF_CHARACTER).encode("latin-1")
+        except UnicodeEncodeError:  # not spelled byte by byte: an added token without its type
+            return text.encode()
+
+
+def build(metadata: Metadata) -> Tokenizer:
+    """Return the tokenizer of a file whose `tokenizer.ggml.model` is gpt2.
+
+    Raises UnsupportedModel for a `tokenizer.ggml.pre` that is not known, CheckpointError for a
+    vocabulary that is not consistent.
+    """
+    name = metadata.get(PREFIX + "pre")
+    notes = []
+    if name is None or name == DEFAULT:
+        notes.append(
+            f"{PREFIX}pre does not say how to split text into words, so that answers may be worse "
+            "than they should be. Convert the model anew."
+        )
+    row = pretokenizer(DEFAULT if name is None else str(name))
+    vocabulary = read_vocabulary(metadata, Defaults(add_bos=row.add_bos))
+    specials = classify(vocabulary)
+    plain = (Kind.NORMAL, Kind.USER_DEFINED, Kind.BYTE)
+    ids = {text: i for i, text in enumerate(vocabulary.texts) if specials.kinds[i] in plain}
+    pairs = _pairs(strings(metadata, MERGES))
+    if not _closed(pairs, ids):
+        pairs = _within(pairs, ids, set(vocabulary.texts))
+    model = BPE(vocab=ids, merges=pairs, ignore_merges=row.ignore_merges)
+    return Tokenizer(vocabulary, specials, ByteLevelBPE(model, row), notes=notes)
+
+
+def _pairs(merges: list[str]) -> list[tuple[str, str]]:
+    """Return merges as pairs; the space between the two is not the first character."""
+    cuts = [merge.find(" ", 1) for merge in merges]
+    if -1 in cuts:
+        index = cuts.index(-1)
+        raise CheckpointError(
+            f"{MERGES}[{index}] is {merges[index]!r}; it should be two tokens with a space between."
+        )
+    return [(merge[:cut], merge[cut + 1 :]) for merge, cut in zip(merges, cuts, strict=True)]
+
+
+def _closed(pairs: list[tuple[str, str]], ids: dict[str, int]) -> bool:
+    """Return whether all parts and results of merges are tokens."""
+    if not pairs:
+        return True
+    known = ids.keys()
+    left, right = map(set, zip(*pairs, strict=True))
+    return known >= left and known >= right and known >= {a + b for a, b in pairs}
+
+
+def _within(
+    pairs: list[tuple[str, str]], ids: dict[str, int], texts: set[str]
+) -> list[tuple[str, str]]:
+    """Return the merges among plain tokens; raise CheckpointError for one of unknown tokens."""
+    kept = []
+    for index, (left, right) in enumerate(pairs):
+        parts = (left, right, left + right)
+        unknown = [part for part in parts if part not in texts]
+        if unknown:
+            raise CheckpointError(
+                f"{MERGES}[{index}] is {left + ' ' + right!r}, but {unknown[0]!r} is not in "
+                f"{TOKENS}."
+            )
+        if all(part in ids for part in parts):
+            kept.append((left, right))
+    return kept
+
+
+def _pieces(text: str, row: PreTokenizer) -> Iterator[str]:
+    """Yield a long text in pieces, cut where no word of it can reach over."""
+    starts = _LINE_START if row.joins_words else _WORD_START
+    start = 0
+    while start < len(text):
+        stop = len(text)
+        if stop - start > PIECE:
+            longest = min(start + LONGEST_PIECE, stop)
+            cut = starts.search(text, start + PIECE, longest)
+            stop = cut.start() if cut else longest
+        piece = text[start:stop]
+        start = stop
+        if row.groups_digits:
+            yield from _cut_numbers(piece)
+        else:
+            yield piece
+
+
+def _cut_numbers(text: str) -> Iterator[str]:
+    """Yield text in pieces that hold no very long number, cut where its groups of three begin.
+
+    Groups are counted from the right, but from the left if a letter follows the number.
+    """
+    start = 0
+    for match in _LONG_NUMBER.finditer(text):
+        following = text[match.end() : match.end() + 1]
+        follows_letter = following == "_" or (following and category(following)[0] in "LM")
+        cut = match.start()
+        cut += LONGEST_NUMBER if follows_letter else (match.end() - cut) % LONGEST_NUMBER
+        while cut < match.end():
+            if cut > start:
+                yield text[start:cut]
+            start = cut
+            cut += LONGEST_NUMBER
+    if start < len(text):
+        yield text[start:]
