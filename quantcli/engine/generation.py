@@ -116,8 +116,8 @@ class Generation:
 
     def _rest(self) -> str:
         """Return the text that was held back: half a character, or the start of a stop string."""
-        text, is_stopped = self._stops.push(self._stream.finish())
-        return text if is_stopped else text + self._stops.finish()
+        text, _ = self._stops.push(self._stream.finish())
+        return text + self._stops.finish()
 
     def _logprobs(self, row: F32, token: int) -> Logprobs | None:
         n = self.request.params.n_logprobs

@@ -71,6 +71,20 @@ def test_an_error_of_the_model_leaves_no_slots_and_no_request(
     assert answer(engine, Request((1, 2), greedy(max_tokens=2)))[1] == [1, 1]
 
 
+def test_a_session_that_failed_starts_anew() -> None:
+    model = FakeModel(lambda history: 1, before=fail_at(2, RuntimeError("bug")))
+    engine = engine_of(model)
+    request = Request((2, 3, 4), greedy(max_tokens=5), session=1)
+    engine.submit(request)
+    with pytest.raises(RuntimeError):
+        finish_all(engine)
+    assert is_empty(model)  # half a step may lie in its slots
+    number = engine.submit(request)
+    stats = finish_all(engine)[number][-1].stats
+    assert stats is not None
+    assert stats.n_reused == 0
+
+
 # Cancelling ---------------------------------------------------------------------------------------
 
 

@@ -72,6 +72,17 @@ def test_same_token_as_the_reference_at_both_ends_of_u() -> None:
             assert chooser.choose(row, params, settings(params), u) == want
 
 
+@pytest.mark.parametrize("typical_p", [0.99, 1.0])
+def test_a_banned_token_is_not_drawn_at_either_end_of_u(typical_p: float) -> None:
+    row = np.full(300, -np.inf, np.float32)
+    row[[7, 100]] = 1.0
+    params = SamplingParams(top_k=40, top_p=1.0, min_p=0.0, typical_p=typical_p)
+    chooser = Chooser(300)
+    for u, token in ((0.0, 7), (1 - 2**-53, 100)):
+        assert choose_reference(row, params, u) == token
+        assert chooser.choose(row, params, settings(params), u) == token
+
+
 def test_same_token_as_the_reference_in_a_large_vocabulary() -> None:
     n = 262_144
     generator = np.random.default_rng(3)

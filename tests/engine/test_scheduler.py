@@ -64,6 +64,15 @@ def test_a_long_prompt_does_not_stop_those_that_generate() -> None:
             generating.tokens.append(7)
 
 
+def test_a_job_that_lacks_one_token_passes_an_older_prompt() -> None:
+    scheduler = Scheduler(paged(), 8)
+    long, short = job(1, 100), job(2, 1, 10)
+    scheduler.add(long)
+    scheduler.advance(scheduler.next_batch())
+    scheduler.add(short)
+    assert shape(scheduler.next_batch()) == [(2, 0, 1, True), (1, 8, 15, False)]
+
+
 def test_never_more_jobs_than_rows_or_than_allowed() -> None:
     for max_rows, max_jobs, n_running in ((3, None, 3), (8, 2, 2), (2, 5, 2)):
         scheduler = Scheduler(paged(), max_rows, max_jobs)
@@ -182,6 +191,16 @@ def test_an_idle_session_gives_back_what_it_does_not_use() -> None:
     run(scheduler, first)
     assert cache.n_free_pages == 0
     scheduler.remove(first)
+    assert cache.n_free_pages == 9
+
+
+def test_a_sessions_shorter_next_job_holds_no_more_pages_than_it_needs() -> None:
+    cache = paged(n_pages=10)
+    scheduler = Scheduler(cache, 640)
+    first, second = turn([1] * 600, n_slots=640), turn([1, 2], n_slots=64)
+    run(scheduler, first)
+    scheduler.remove(first)
+    run(scheduler, second)
     assert cache.n_free_pages == 9
 
 

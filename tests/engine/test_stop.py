@@ -32,7 +32,9 @@ def test_without_stops_text_passes_through() -> None:
         (("END",), ["abcEN"], ["abc", "EN"], False),
         (("END",), ["abcENDing"], ["abc"], True),
         (("\n\n",), ["a\n", "b\n", "\nc"], ["a", "\nb", ""], True),
+        (("aab",), ["aaab"], ["a"], True),
         (("aab",), ["aaaab"], ["aa"], True),
+        (("aabaaa",), ["aabaabaaa"], ["aab"], True),
         (("abab",), ["aba", "abab"], ["", "aba"], True),
         (("xyz", "wxyzq"), ["wxyzq"], ["w"], True),  # the first to be complete
         (("yz", "xyz"), ["wxyz"], ["w"], True),  # of two at once, the longer
@@ -55,12 +57,10 @@ def naive(stops: tuple[str, ...], text: str) -> tuple[str, bool]:
     return text, False
 
 
-LETTERS = st.text(alphabet="abé", max_size=30)
-
-
+# Two letters: stops overlap themselves and each other, and occur often.
 @given(
-    stops=st.lists(st.text(alphabet="abé", min_size=1, max_size=5), max_size=3).map(tuple),
-    pieces=st.lists(st.text(alphabet="abé", max_size=4), max_size=15),
+    stops=st.lists(st.text(alphabet="aé", min_size=1, max_size=6), max_size=3).map(tuple),
+    pieces=st.lists(st.text(alphabet="aé", max_size=4), max_size=15),
 )
 @settings(max_examples=400, deadline=None)
 def test_pieces_make_no_difference_and_nothing_leaks(
