@@ -159,7 +159,8 @@ def _value_record(a, kv, n, values, n_keys, weights, out):
 def _softmax_chunk(a, scores, start, first, last, key_start, key_stop):
     """Turn one entry's scores of records [first, last) into weights; return maximum and sum.
 
-    Keys outside [key_start, key_stop) weigh exactly 0.
+    Keys outside [key_start, key_stop) weigh exactly 0. Without a key inside, the sum is 0 and the
+    weights are not to be used.
     """
     top = splat(NEG_INF)
     scale, cap = splat(a.scale), splat(a.softcap)
@@ -177,7 +178,8 @@ def _softmax_chunk(a, scores, start, first, last, key_start, key_stop):
         p = exp(vsub(load_f32x16(scores + 64 * r), splat(largest)))
         store_f32x16(scores + 64 * r, p)
         total = total + p
-    return largest, hsum(total)
+    is_empty = key_start >= start + 16 * last or key_stop <= start + 16 * first
+    return largest, ZERO if is_empty else hsum(total)
 
 
 @inline
@@ -232,7 +234,7 @@ def _fold(running, chunk, head_dim):
     """Fold one chunk's result into a running one; a chunk without keys changes nothing."""
     m, weight = load_f32(running + 4 * head_dim), load_f32(running + 4 * head_dim + 4)
     m_new, weight_new = load_f32(chunk + 4 * head_dim), load_f32(chunk + 4 * head_dim + 4)
-    if m_new == NEG_INF:
+    if m_new == NEG_INF and weight_new == ZERO:  # a NaN may leave no maximum, but it has a weight
         return
     top = m_new if m_new > m else m
     if m_new != m_new:
