@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import platform
 from dataclasses import dataclass
+from pathlib import Path
 
 from quantcli.errors import UnknownName, UsageError
 
@@ -19,7 +20,7 @@ class Isa:
     name            what QUANTCLI_ISA says
     module          module of quantcli.kernels.simd with its operations
     needs           CPU features, by LLVM's names, without which it cannot run
-    cpu_name, cpu_features   what Numba is told; empty: this machine as it is
+    cpu_name, cpu_features   what Numba is told; both empty: this machine as it is
     """
 
     name: str
@@ -29,6 +30,8 @@ class Isa:
     cpu_name: str = ""
     cpu_features: str = ""
 
+
+CPUINFO = Path("/proc/cpuinfo")
 
 _X86 = ("x86_64", "AMD64")
 _ARM = ("arm64", "aarch64", "ARM64")
@@ -52,7 +55,7 @@ ISAS = (
         f"{_HASWELL},+avxvnni,{_NO_512}",
     ),
     Isa("avx2", "x86_avx2", _X86, ("avx2", "fma", "f16c"), "haswell", f"{_HASWELL},{_NO_512}"),
-    Isa("neon", "arm_neon", _ARM, ("dotprod",)),
+    Isa("neon", "arm_neon", _ARM, ("dotprod",), "", "+dotprod"),
     Isa("generic", "generic", (*_X86, *_ARM), (), "generic", ""),
 )
 
@@ -62,9 +65,19 @@ def host_features() -> dict[str, bool]:
     import llvmlite.binding as llvm
 
     features = dict(llvm.get_host_cpu_features())
-    if platform.machine() in _ARM and platform.system() == "Darwin":
-        features.setdefault("dotprod", True)  # every Apple silicon has it; LLVM may not list it
+    if platform.machine() in _ARM and not features.get("dotprod"):
+        features["dotprod"] = _arm_has_dot_product()  # LLVM lists few of Arm's features
     return features
+
+
+def _arm_has_dot_product() -> bool:
+    """Ask the system for Arm's dot product; every Apple silicon has it."""
+    if platform.system() != "Linux":
+        return platform.system() == "Darwin"
+    try:
+        return "asimddp" in CPUINFO.read_text(encoding="utf-8", errors="replace").split()
+    except OSError:
+        return False
 
 
 def usable() -> tuple[Isa, ...]:

@@ -46,9 +46,11 @@ def cache_dir() -> Path:
 
 
 def _configure() -> None:
-    os.environ.setdefault("NUMBA_CACHE_DIR", str(cache_dir()))
+    # Not only by default: a folder without our key would serve kernels of older sources.
+    os.environ["NUMBA_CACHE_DIR"] = str(cache_dir())
     if ISA.cpu_name:
         os.environ["NUMBA_CPU_NAME"] = ISA.cpu_name
+    if ISA.cpu_name or ISA.cpu_features:
         os.environ["NUMBA_CPU_FEATURES"] = ISA.cpu_features
     if "numba" in sys.modules:  # imported by somebody else before us
         sys.modules["numba"].config.reload_config()
