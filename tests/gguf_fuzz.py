@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -30,9 +31,11 @@ from gguf_builder import GGUF
 from gguf_mutations import load, spoil_bytes, spoil_fields
 from tiny import write_tiny
 
-from quantcli import arch
+from quantcli import arch, text
 from quantcli.checkpoint import Checkpoint, StringArray, open_checkpoint
 from quantcli.errors import QuantcliError
+from quantcli.text.chat import ChatTemplate, encode_chat
+from quantcli.text.stream import TextStream
 
 CPU_S = 2
 WALL_S = 20  # for a process that sleeps or waits; generous, as the machine may be busy
@@ -61,7 +64,40 @@ def build_plan(checkpoint: Checkpoint) -> None:
     arch.check_tensors(plan, checkpoint.tensors)
 
 
-PROBES: tuple[Callable[[Checkpoint], None], ...] = (read_everything, build_plan)
+TEXT = "Hello  w\u00f6rld,\n it's 12345 \U0001f600 <|im_start|><bos>\t\0 the end"
+MESSAGES = (
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": TEXT},
+)
+
+
+def use_tokenizer(checkpoint: Checkpoint) -> None:
+    """Turn text into tokens and back, whole and one by one."""
+    tokenizer = text.from_metadata(checkpoint.metadata)
+    ids = tokenizer.encode(TEXT)
+    tokenizer.encode(TEXT, parse_special=True)
+    tokenizer.decode(ids)
+    stream = TextStream(tokenizer)
+    for token in (*ids, *range(min(tokenizer.n_vocab, 300)), *sorted(tokenizer.eog)):
+        stream.push(token)
+        tokenizer.token_text(token)
+        tokenizer.is_control(token)
+    stream.finish()
+
+
+def use_chat_template(checkpoint: Checkpoint) -> None:
+    """Render a conversation and turn it into tokens."""
+    template = ChatTemplate.from_metadata(checkpoint.metadata)
+    if template is not None:
+        encode_chat(text.from_metadata(checkpoint.metadata), template, MESSAGES)
+
+
+PROBES: tuple[Callable[[Checkpoint], None], ...] = (
+    read_everything,
+    use_tokenizer,
+    use_chat_template,
+    build_plan,
+)
 
 
 def probe(path: Path) -> bool:
@@ -120,6 +156,7 @@ def _run(path: Path, writer: int) -> int:
     unraisable: list[str] = []
     try:
         sys.unraisablehook = lambda hook: unraisable.append(f"{hook.err_msg}: {hook.exc_value}")
+        warnings.simplefilter("error")  # that of a file left open becomes unraisable
         _limit()
         code = OPENED if probe(path) else REFUSED
         if not unraisable:
