@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -39,12 +39,12 @@ class _Segment:
         self._executor = executor
         self._mode = -1
 
-    def run(self, private: bool) -> None:
+    def run(self, private: bool) -> bool:
+        """Run to the end, and return True; False if it was cut short."""
         if self._mode != private:
             self._mode = int(private)
             self._ops["barrier"] = self._barriers[self._mode]
-        if not self._executor.run(self._ops):
-            raise Cancelled("stopped.")
+        return self._executor.run(self._ops)
 
 
 class CompiledBackend:
@@ -83,36 +83,66 @@ class CompiledBackend:
         self._logits = self._lowering.logits.array[:, : self._n_vocab]
         self._trunk = _Segment(self._lowering.trunk, self._executor)
         self._head = _Segment(self._lowering.head, self._executor)
+        self._is_cancelled = False  # since the forward that runs, or ran last, began
 
     def forward(self, batch: Batch) -> F32:
         """Return f32 (len(batch.outputs), n_vocab), valid until the next call."""
-        addresses = {s: self._tables.address(s) for s in set(batch.sequences)}
-        self._step.set_rows(batch, [addresses[s] for s in batch.sequences])
-        self._angles.fill(max(batch.positions) + 1)
-        self._trunk.run(private=len(batch.tokens) == 1)
+        self._run_trunk(batch)
         n, most = len(batch.outputs), self._max_outputs
         if n <= most:
             self._run_head(batch.outputs)
             return self._logits[:n]
         logits = np.empty((n, self._n_vocab), np.float32)
-        for start in range(0, n, most):
-            rows = batch.outputs[start : start + most]
-            self._run_head(rows)
-            logits[start : start + len(rows)] = self._logits[: len(rows)]
+        start = 0
+        for part in self._heads(batch.outputs):
+            logits[start : start + len(part)] = part
+            start += len(part)
         return logits
+
+    def slices(self, batch: Batch) -> Iterator[F32]:
+        """Yield the same logits a few rows at a time, each valid until the next is asked for."""
+        self._run_trunk(batch)
+        yield from self._heads(batch.outputs)
+
+    def run_op(self, kernel: OpKernel, args: np.ndarray) -> None:
+        """Run a kernel on the threads that compute the model."""
+        calls = OpList()
+        calls.add(kernel, args, set(), set())
+        self._run(_Segment(calls, self._executor), private=False)
 
     def cancel(self) -> None:
         """Make a forward that is running end at its next op."""
+        self._is_cancelled = True
         self._executor.cancel()
 
     def close(self) -> None:
         """Stop the threads."""
         self._executor.close()
 
+    def _run_trunk(self, batch: Batch) -> None:
+        self._executor.forget_cancel()
+        self._is_cancelled = False
+        addresses = {s: self._tables.address(s) for s in set(batch.sequences)}
+        self._step.set_rows(batch, [addresses[s] for s in batch.sequences])
+        self._angles.fill(max(batch.positions) + 1)
+        self._run(self._trunk, private=len(batch.tokens) == 1)
+
+    def _heads(self, outputs: list[int]) -> Iterator[F32]:
+        """Yield the logits of the trunk's rows, as many at a time as there is room for."""
+        for start in range(0, len(outputs), self._max_outputs):
+            rows = outputs[start : start + self._max_outputs]
+            self._run_head(rows)
+            yield self._logits[: len(rows)]
+
     def _run_head(self, rows: list[int]) -> None:
         if rows:
             self._step.set_outputs(rows)
-            self._head.run(private=len(rows) == 1)
+            self._run(self._head, private=len(rows) == 1)
+
+    def _run(self, segment: _Segment, private: bool) -> None:
+        # The executor forgets a cancel that comes between two segments.
+        if not segment.run(private) or self._is_cancelled:
+            raise Cancelled("stopped.")
 
 
 class _Angles:

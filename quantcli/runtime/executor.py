@@ -202,6 +202,10 @@ class Executor:
         """Make the step that is running end at its next barrier. Any thread may call this."""
         self._control[0]["cancel"] = 1
 
+    def forget_cancel(self) -> None:
+        """Take back a cancel that came when nothing ran, or it would end the next step."""
+        self._control[0]["cancel"] = 0
+
     def close(self) -> None:
         """Stop the workers and wait for them."""
         self._stop()
