@@ -62,14 +62,19 @@ class Chat:
     messages: list[Message] = field(default_factory=list)
 
     def loop(self) -> None:
-        """Take messages until the user leaves."""
+        """Take messages until the user leaves. Ctrl-C at the prompt empties the line."""
+        n_interrupts = 0
         while True:
             try:
-                self.handle(self.reader.message())
+                line = self.reader.message()
+                n_interrupts = 0
+                self.handle(line)
             except (EOFError, Leave):
                 return
             except KeyboardInterrupt:
-                continue  # at the prompt it empties the line
+                n_interrupts += 1
+                if n_interrupts == 2:
+                    self.status.warn("Ctrl-D or /exit leaves.")
             except (QuantcliError, OSError) as error:
                 self.status.warn(f"error: {_sentence(error)}")
 

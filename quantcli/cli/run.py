@@ -64,7 +64,7 @@ def _require_terminal(*, as_json: bool) -> None:
 
     from quantcli.errors import UsageError
 
-    if as_json or not sys.stdout.isatty():
+    if as_json or sys.stdin is None or not sys.stdout.isatty():
         raise UsageError("no prompt is given. Add -p TEXT or -f FILE, or pipe the text in.")
 
 

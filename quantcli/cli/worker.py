@@ -17,7 +17,7 @@ T = TypeVar("T")
 Progress = Callable[[str, int, int], None]
 
 _POLL_S = 0.1  # Windows delivers Ctrl-C only between waits
-_GRACE_S = 2.0  # for the task at hand to notice that it should stop
+_GRACE_S = 0.5  # for the task at hand to notice that it should stop
 
 
 class Stopped(Exception):

@@ -147,6 +147,15 @@ def test_ctrl_c_at_the_prompt_does_not_leave() -> None:
     assert len(engine.requests) == 1
 
 
+def test_a_second_ctrl_c_at_the_prompt_says_how_to_leave(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    chat([KeyboardInterrupt(), "", KeyboardInterrupt()], [])
+    assert capsys.readouterr().err == ""
+    chat([KeyboardInterrupt(), KeyboardInterrupt(), KeyboardInterrupt()], [])
+    assert capsys.readouterr().err == "Ctrl-D or /exit leaves.\n"
+
+
 def test_a_failed_turn_leaves_the_conversation_as_it_was(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
