@@ -71,11 +71,16 @@ def real_model(name: str, file: str) -> Path:
 
 
 def kept_folder() -> Path:
-    """Return the folder that holds the real models between runs."""
+    """Return the folder that holds real models and compiled kernels between runs."""
     if configured := os.environ.get("QUANTCLI_TEST_CACHE"):
         return Path(configured).expanduser()
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "quantcli-tests"
+
+
+def pytest_configure() -> None:
+    """Keep compiled kernels between runs, apart from the user's; child processes share them."""
+    os.environ.setdefault("QUANTCLI_CACHE_DIR", str(kept_folder() / "cache"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

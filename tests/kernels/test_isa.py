@@ -76,7 +76,7 @@ def test_wish_is_checked(machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUANTCLI_ISA", "avx2")
     assert isa.select().name == "avx2"
     monkeypatch.setenv("QUANTCLI_ISA", "avx512_vnni")
-    with pytest.raises(UsageError, match="this CPU cannot run it. It can run: avx2, generic"):
+    with pytest.raises(UsageError, match=r"cannot run it\. It can run: avx2, generic"):
         isa.select()
     monkeypatch.setenv("QUANTCLI_ISA", "avx512_vni")
     with pytest.raises(UnknownName, match="Did you mean avx512_vnni"):

@@ -1,0 +1,68 @@
+"""Compiling: on first use, once a machine, and not again in the next process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from quantcli.kernels import jit, matmul
+
+pytestmark = pytest.mark.jit
+
+KERNELS = """
+from quantcli.kernels import activations, attention, elementwise, heads, jit, matmul
+modules = [activations, attention, elementwise, heads, *map(matmul.module, matmul.names())]
+kernels = {id(v): v for m in modules for v in vars(m).values() if isinstance(v, jit.OpKernel)}
+"""
+ALL = (
+    KERNELS
+    + """
+from quantcli.runtime.executor import Executor
+import sys
+for kernel in kernels.values():
+    assert not kernel.is_compiled
+    assert kernel.address
+    assert kernel.is_compiled
+Executor(1).close()
+hits = [sum(k._compiled.cache_hits for k in kernels.values()), len(kernels)]
+print(*hits, jit.cache_dir())
+"""
+)
+
+
+def run(code: str) -> list[str]:
+    """Return what a fresh process prints; warnings are errors there too."""
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def files(folder: str) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in Path(folder).rglob("*.nb*")}
+
+
+def test_a_second_process_compiles_nothing() -> None:
+    _, n_kernels, folder = run(ALL)
+    before = files(folder)
+    assert len(before) >= 2 * int(n_kernels), "an index and the code of each"
+    hits, _, _ = run(ALL)
+    assert hits == n_kernels
+    assert files(folder) == before
+
+
+def test_nothing_is_compiled_by_importing() -> None:
+    code = KERNELS + "print(sum(k.is_compiled for k in kernels.values()), len(kernels))"
+    compiled, n_kernels = run(code)
+    assert compiled == "0"
+    assert int(n_kernels) > 3 * len(matmul.names())
+
+
+def test_the_cache_folder_is_of_these_sources_and_this_instruction_set() -> None:
+    folder = jit.cache_dir()
+    assert folder.name.endswith(f"-{jit._sources_digest()}-{jit.ISA.name}")
+    assert os.environ["NUMBA_CACHE_DIR"] == str(folder)
