@@ -15,6 +15,8 @@ _ELEMENTS = {
     "i32": ir.IntType(32),
     "f16": ir.HalfType(),
     "f32": ir.FloatType(),
+    "f64": ir.DoubleType(),
+    "i64": ir.IntType(64),
 }
 
 
@@ -42,7 +44,9 @@ class _VecModel(models.PrimitiveModel):
 
 
 f32x16 = Vec("f32", 16)
+f64x16 = Vec("f64", 16)
 i32x16 = Vec("i32", 16)
+i64x16 = Vec("i64", 16)
 i8x64 = Vec("i8", 64)
 i8x16 = Vec("i8", 16)
 
@@ -54,7 +58,9 @@ F16 = ir.HalfType()
 F32 = ir.FloatType()
 VOID = ir.VoidType()
 F32X16 = f32x16.llvm
+F64X16 = f64x16.llvm
 I32X16 = i32x16.llvm
+I64X16 = i64x16.llvm
 I8X64 = i8x64.llvm
 I8X16 = i8x16.llvm
 I16X16 = ir.VectorType(I16, 16)
