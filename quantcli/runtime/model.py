@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
+
+import numpy as np
 
 from quantcli import catalog
 from quantcli.checkpoint import Checkpoint
 from quantcli.errors import UsageError
 from quantcli.formats import F32
+from quantcli.kernels.jit import OpKernel
 from quantcli.kvcache import KVCache
 from quantcli.plan import Plan
 from quantcli.runtime.memory import MemoryPlan
@@ -29,6 +32,14 @@ class Backend(Protocol):
         """Return f32 (len(batch.outputs), n_vocab), valid until the next call."""
         ...
 
+    def slices(self, batch: Batch) -> Iterator[F32]:
+        """Yield the same logits a few rows at a time, each valid until the next is asked for."""
+        ...
+
+    def run_op(self, kernel: OpKernel, args: np.ndarray) -> None:
+        """Run a kernel on the threads that compute the model."""
+        ...
+
     def cancel(self) -> None:
         """Make a forward that is running end soon with Cancelled."""
         ...
@@ -47,8 +58,17 @@ class Model:
     max_rows  most rows of one batch
     """
 
-    def __init__(self, sizing: Sizing, cache: KVCache, backend: Backend, n_threads: int) -> None:
+    def __init__(
+        self,
+        sizing: Sizing,
+        cache: KVCache,
+        backend: Backend,
+        n_threads: int,
+        *,
+        is_compiled: bool = True,
+    ) -> None:
         """Put the parts together; `load` makes them."""
+        self.is_compiled = is_compiled
         self.plan: Plan = sizing.plan
         self.memory: MemoryPlan = sizing.memory
         self.kv = cache
@@ -97,7 +117,7 @@ class Model:
             from quantcli.runtime.compiled import CompiledBackend
 
             runner = CompiledBackend(checkpoint, sizing, accounting, threads, kv_type, progress)
-        return cls(sizing, accounting, runner, threads)
+        return cls(sizing, accounting, runner, threads, is_compiled=backend == "compiled")
 
     def forward(self, batch: Batch) -> F32:
         """Compute a step and return the logits of its output rows.
@@ -107,6 +127,28 @@ class Model:
         The rows' slots must be reserved in `kv`. Raises UsageError for a token id outside the
         vocabulary, Cancelled if `cancel` was called meanwhile.
         """
+        self._check(batch)
+        return self._backend.forward(batch)
+
+    def slices(self, batch: Batch) -> Iterator[F32]:
+        """Compute a step as `forward` does and yield its logits, some rows at a time, in order.
+
+        Takes the memory of a slice, where many rows of a large vocabulary would take hundreds of
+        megabytes. A slice is valid until the next one is asked for or computed otherwise.
+        """
+        self._check(batch)
+        return self._backend.slices(batch)
+
+    def run_op(self, kernel: OpKernel, args: np.ndarray) -> None:
+        """Run a kernel on the model's threads, which would get in the way of any others.
+
+        args   one record of the kernel's ARGS, without `counter`
+
+        Only for a compiled model. Raises Cancelled if `cancel` was called meanwhile.
+        """
+        self._backend.run_op(kernel, args)
+
+    def _check(self, batch: Batch) -> None:
         n = len(batch.tokens)
         assert 0 < n <= self.max_rows, (n, self.max_rows)
         assert n == len(batch.positions) == len(batch.sequences), batch
@@ -119,7 +161,6 @@ class Model:
             n_slots = len(self.kv.page_table(sequence)) * self.kv.page_size
             assert last < min(n_slots, self.context), (sequence, last, n_slots)
         assert min(batch.positions) >= 0, batch.positions
-        return self._backend.forward(batch)
 
     def cancel(self) -> None:
         """Make the forward that is running, if one is, end soon. Any thread may call this."""

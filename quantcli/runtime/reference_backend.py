@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import numpy as np
+
 from quantcli.checkpoint import Checkpoint
 from quantcli.formats import F32
+from quantcli.kernels.jit import OpKernel
 from quantcli.runtime.reference import ReferenceExecutor
 from quantcli.runtime.sizing import Sizing
 from quantcli.runtime.step import Batch
@@ -21,6 +26,14 @@ class ReferenceBackend:
     def forward(self, batch: Batch) -> F32:
         """Return f32 (len(batch.outputs), n_vocab)."""
         return self._executor.forward(batch.tokens, batch.positions, batch.sequences, batch.outputs)
+
+    def slices(self, batch: Batch) -> Iterator[F32]:
+        """Yield the logits of all rows at once."""
+        yield self.forward(batch)
+
+    def run_op(self, kernel: OpKernel, args: np.ndarray) -> None:
+        """Refuse: nothing compiled runs here."""
+        raise AssertionError(f"{kernel.name} needs a compiled model")
 
     def cancel(self) -> None:
         """Do nothing: a reference step cannot be cut short."""
