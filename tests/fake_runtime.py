@@ -30,12 +30,14 @@ class FakeTokenizer:
 class FakeModel:
     """A model that says token (t + 1) % n_vocab after token t, and writes down its batches."""
 
-    def __init__(self, *, n_vocab: int = 16, context: int = 64, max_rows: int = 8) -> None:
+    def __init__(
+        self, *, n_vocab: int = 16, context: int = 64, max_rows: int = 8, n_sequences: int = 1
+    ) -> None:
         self.n_vocab = n_vocab
         self.context = context
         self.max_rows = max_rows
         self.n_threads = 1
-        self.kv: KVCache = create("contiguous", context=context, n_sequences=1)
+        self.kv: KVCache = create("contiguous", context=context, n_sequences=n_sequences)
         self.batches: list[Batch] = []
         self.is_closed = False
 

@@ -97,7 +97,7 @@ def memory(*, bandwidth: bool) -> "dict[str, JsonValue]":
         "cgroup_limit_nbytes": cgroup.memory_limit(),
     }
     if bandwidth:
-        from quantcli.evaluate.throughput import read_bandwidth
+        from quantcli.evaluate.machine import read_bandwidth
         from quantcli.runtime.threads import default_threads
 
         facts["read_nbytes_per_s"] = read_bandwidth(default_threads())
