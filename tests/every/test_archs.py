@@ -1,4 +1,4 @@
-"""Every architecture in the catalog, in every weight format, with the NumPy executor."""
+"""Every architecture in the catalog, in every weight format, on either executor."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from loaded_model import fed, loaded, step
 from logit_cases import prompt
+from logit_errors import noise, relative_errors, relative_rms
 from reference_model import load, logits
 from tiny import write_tiny
 
@@ -62,3 +64,45 @@ def test_the_past_matters_and_the_future_does_not(arch: str, tmp_path: Path) -> 
     before, after = logits(load(path), tokens), logits(load(path), changed)
     assert np.abs(before[:5] - after[:5]).max() < ROUNDING
     assert (np.abs(before[5:] - after[5:]).max(axis=1) > 0.01).all()
+
+
+N_SEQUENCES, N_TOKENS = 40, 4
+
+
+@pytest.mark.jit
+@pytest.mark.parametrize(
+    ("weight_format", "kv_type"),
+    [*((name, "f16") for name in FORMATS), *((name, "q8_0") for name in ("f32", "mix", "mix_256"))],
+)
+@pytest.mark.parametrize("arch", ARCHS)
+def test_compiled_logits_are_the_references(
+    arch: str, weight_format: str, kv_type: str, tmp_path: Path
+) -> None:
+    path = write_tiny(tmp_path / "m.gguf", arch, weight_format=weight_format, biases=True, window=3)
+    tokens = prompt(200, N_SEQUENCES * N_TOKENS)
+    with loaded(path, context=16, n_sequences=N_SEQUENCES, kv_type=kv_type) as model:
+        starts = range(0, len(tokens), N_TOKENS)
+        parts = [(i, 0, tokens[at : at + N_TOKENS]) for i, at in enumerate(starts)]
+        found = step(model, parts)
+    rows = range(len(tokens))
+    batch = (tokens, [i % N_TOKENS for i in rows], [i // N_TOKENS for i in rows], rows)
+    rounded = load(path, kv_type=kv_type, activation="q8").forward(*batch)
+    exact = load(path).forward(*batch)
+    # See logit_errors: most sequences have no flip, and flips are few among roundings.
+    assert np.median(relative_errors(found, rounded)) < noise(n_layers=2)
+    assert relative_rms(found, rounded) < 0.5 * relative_rms(rounded, exact)
+
+
+@pytest.mark.jit
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_compiled_prompt_in_a_quantized_model_strays_less_than_rounding_does(
+    arch: str, tmp_path: Path
+) -> None:
+    """In one long sequence, flips reach nearly every row."""
+    path = write_tiny(tmp_path / "m.gguf", arch, weight_format="mix_256", biases=True)
+    tokens = prompt(200, 150)
+    found = fed(path, tokens)
+    rounded = logits(load(path, kv_type="f16", activation="q8"), tokens)
+    exact = logits(load(path), tokens)
+    assert relative_rms(found, rounded) < relative_rms(rounded, exact)
+    assert relative_rms(found, exact) < 1.5 * relative_rms(rounded, exact)
