@@ -123,7 +123,7 @@ class Lowering:
         acts = self._stage(op, matrix.panel.is_float)
         add = self.fusion.residual_add(op)
         residual = add.inputs[0] if add else None
-        in_place = add is not None and residual is not None and self._uses[residual] == 1
+        in_place = residual in self._regions and self._uses[residual] == 1
         if in_place and add and residual:
             out = self._place(op.output, like=residual)
             self._regions[add.output] = out
@@ -153,6 +153,7 @@ class Lowering:
         readers = [
             self.sources.weights.matrices[reader.weights[0]].panel
             for reader in self.fusion.readers[source]
+            if reader.kind == "linear"
         ]
         acts = self.staging.begin(source, is_float, readers, self.ops is self.head)
         regions = [self._regions[root] for root in roots]
