@@ -58,6 +58,11 @@ def bit_quad(b, address, j, to_bit):
     return _mask(b, _shift(b, vector, to_bit - j), 1 << to_bit)
 
 
+def five_bit_quad(b, nibbles, bits, j):
+    """Return quad j of 5-bit codes: nibbles at one address, their high bits at another."""
+    return b.or_(nibble_quad(b, nibbles, j), bit_quad(b, bits, j, to_bit=4))
+
+
 @inline
 def put_nibble(base, row, k, code):
     """Set input k of a row; the step must be zero there."""

@@ -10,12 +10,12 @@ from numpy import float32 as f32
 from quantcli.kernels.embed import lookup
 from quantcli.kernels.jit import inline, op
 from quantcli.kernels.matmul import SUM_HALVES, PanelFormat
-from quantcli.kernels.matmul.codes import CRUMBS_NBYTES, crumb_quad, f16_rows, get_crumb, put_crumb
+from quantcli.kernels.matmul.codes import CRUMBS_NBYTES, crumb_quad, get_crumb, put_crumb
+from quantcli.kernels.matmul.k_scales import DMIN, HEAD_NBYTES, head
 from quantcli.kernels.matmul.rows import multiply, pack_rows
 from quantcli.kernels.simd import emit, load_f16, load_u8, load_u16, store_f32, store_u8, store_u16
 from quantcli.kernels.simd.vectors import I8X16
 
-_DMIN, _HEAD = 32, 64
 _CODES = 32  # after one byte a row for each half
 _STEP = _CODES + CRUMBS_NBYTES
 
@@ -40,9 +40,9 @@ def _minima(b, head, step):
 def pack_block(src, dst, row):
     """Pack a block of a row: 16 bytes of scales, 64 of codes, d, dmin."""
     store_u16(dst + 2 * row, load_u16(src + 80))
-    store_u16(dst + _DMIN + 2 * row, load_u16(src + 82))
+    store_u16(dst + DMIN + 2 * row, load_u16(src + 82))
     for s in range(8):
-        step = dst + _HEAD + s * _STEP
+        step = dst + HEAD_NBYTES + s * _STEP
         store_u8(step + row, load_u8(src + 2 * s))
         store_u8(step + 16 + row, load_u8(src + 2 * s + 1))
         for k in range(32):
@@ -54,9 +54,9 @@ def pack_block(src, dst, row):
 def unpack_block(block, row, out):
     """Write the 256 weights of a row, f32."""
     d = load_f16(block + 2 * row)
-    dmin = load_f16(block + _DMIN + 2 * row)
+    dmin = load_f16(block + DMIN + 2 * row)
     for s in range(8):
-        step = block + _HEAD + s * _STEP
+        step = block + HEAD_NBYTES + s * _STEP
         for k in range(32):
             byte = load_u8(step + 16 * (k // 16) + row)
             code = f32(get_crumb(step + _CODES, row, k))
@@ -66,10 +66,10 @@ def unpack_block(block, row, out):
 PANEL = PanelFormat(
     name="q2_k",
     n_inputs=256,
-    head_nbytes=_HEAD,
+    head_nbytes=HEAD_NBYTES,
     step_nbytes=_STEP,
     words=SUM_HALVES,
-    head=lambda b, block: (f16_rows(b, block), f16_rows(b, block, _DMIN)),
+    head=head,
     codes=lambda b, step, j: crumb_quad(b, emit.at(b, step, _CODES), j),
     scales=_scales,
     minima=_minima,

@@ -17,10 +17,10 @@ from quantcli.kernels.matmul.codes import (
     f16_rows,
     get_bit,
     get_crumb,
-    i8_rows,
     put_bit,
     put_crumb,
 )
+from quantcli.kernels.matmul.k_scales import half_scales
 from quantcli.kernels.matmul.rows import multiply, pack_rows
 from quantcli.kernels.simd import (
     emit,
@@ -42,10 +42,6 @@ _STEP = _HIGH + BITS_NBYTES
 def _codes(b, step, j):
     low = crumb_quad(b, emit.at(b, step, _CODES), j)
     return b.or_(low, bit_quad(b, emit.at(b, step, _HIGH), j, to_bit=2))
-
-
-def _scales(b, head, step):
-    return [b.fmul(head[0], i8_rows(b, step, 16 * half)) for half in (0, 1)]
 
 
 @inline
@@ -90,7 +86,7 @@ PANEL = PanelFormat(
     words=fold_halves(4),
     head=lambda b, block: (f16_rows(b, block),),
     codes=_codes,
-    scales=_scales,
+    scales=half_scales,
     minima=lambda b, head, step: [],
     n_parts=2,
     pack_block=pack_block,

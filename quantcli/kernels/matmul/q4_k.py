@@ -11,42 +11,36 @@ from quantcli.kernels.jit import inline, op
 from quantcli.kernels.matmul import SUM, PanelFormat
 from quantcli.kernels.matmul.codes import (
     NIBBLES_NBYTES,
-    f16_rows,
     get_nibble,
     nibble_quad,
     put_nibble,
-    u8_rows,
 )
-from quantcli.kernels.matmul.k_scales import minimum_6bit, scale_6bit
+from quantcli.kernels.matmul.k_scales import (
+    DMIN,
+    HEAD_NBYTES,
+    MINIMA,
+    head,
+    minima,
+    minimum_6bit,
+    scale_6bit,
+    scales,
+)
 from quantcli.kernels.matmul.rows import multiply, pack_rows
 from quantcli.kernels.simd import emit, load_f16, load_u8, load_u16, store_f32, store_u8, store_u16
 
-_DMIN, _HEAD = 32, 64
-_MINIMA, _CODES = 16, 32
+_CODES = 32  # after a scale and a minimum a row
 _STEP = _CODES + NIBBLES_NBYTES
-
-
-def _head(b, block):
-    return f16_rows(b, block), f16_rows(b, block, _DMIN)
-
-
-def _scales(b, head, step):
-    return [b.fmul(head[0], u8_rows(b, step))]
-
-
-def _minima(b, head, step):
-    return [b.fneg(b.fmul(head[1], u8_rows(b, step, _MINIMA)))]
 
 
 @inline
 def pack_block(src, dst, row):
     """Pack a block of a row: d, dmin, 12 bytes of 6-bit scales and minima, 128 bytes of codes."""
     store_u16(dst + 2 * row, load_u16(src))
-    store_u16(dst + _DMIN + 2 * row, load_u16(src + 2))
+    store_u16(dst + DMIN + 2 * row, load_u16(src + 2))
     for s in range(8):
-        step = dst + _HEAD + s * _STEP
+        step = dst + HEAD_NBYTES + s * _STEP
         store_u8(step + row, scale_6bit(src + 4, s))
-        store_u8(step + _MINIMA + row, minimum_6bit(src + 4, s))
+        store_u8(step + MINIMA + row, minimum_6bit(src + 4, s))
         for k in range(32):
             byte = load_u8(src + 16 + 32 * (s // 2) + k)
             put_nibble(step + _CODES, row, k, (byte >> (4 * (s % 2))) & 15)
@@ -56,11 +50,11 @@ def pack_block(src, dst, row):
 def unpack_block(block, row, out):
     """Write the 256 weights of a row, f32."""
     d = load_f16(block + 2 * row)
-    dmin = load_f16(block + _DMIN + 2 * row)
+    dmin = load_f16(block + DMIN + 2 * row)
     for s in range(8):
-        step = block + _HEAD + s * _STEP
+        step = block + HEAD_NBYTES + s * _STEP
         scale = d * f32(load_u8(step + row))
-        minimum = dmin * f32(load_u8(step + _MINIMA + row))
+        minimum = dmin * f32(load_u8(step + MINIMA + row))
         for k in range(32):
             code = f32(get_nibble(step + _CODES, row, k))
             store_f32(out + 4 * (32 * s + k), scale * code - minimum)
@@ -69,13 +63,13 @@ def unpack_block(block, row, out):
 PANEL = PanelFormat(
     name="q4_k",
     n_inputs=256,
-    head_nbytes=_HEAD,
+    head_nbytes=HEAD_NBYTES,
     step_nbytes=_STEP,
     words=SUM,
-    head=_head,
+    head=head,
     codes=lambda b, step, j: nibble_quad(b, emit.at(b, step, _CODES), j),
-    scales=_scales,
-    minima=_minima,
+    scales=scales,
+    minima=minima,
     pack_block=pack_block,
     unpack_block=unpack_block,
 )

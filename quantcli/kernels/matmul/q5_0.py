@@ -10,11 +10,10 @@ from quantcli.kernels.matmul import PanelFormat, fold
 from quantcli.kernels.matmul.codes import (
     BITS_NBYTES,
     NIBBLES_NBYTES,
-    bit_quad,
     f16_rows,
+    five_bit_quad,
     get_bit,
     get_nibble,
-    nibble_quad,
     put_bit,
 )
 from quantcli.kernels.matmul.rows import multiply, pack_rows
@@ -30,11 +29,6 @@ from quantcli.kernels.simd import (
 
 _CODES = 32
 _HIGH = _CODES + NIBBLES_NBYTES
-
-
-def _codes(b, step, j):
-    low = nibble_quad(b, emit.at(b, step, _CODES), j)
-    return b.or_(low, bit_quad(b, emit.at(b, step, _HIGH), j, to_bit=4))
 
 
 @inline
@@ -64,7 +58,7 @@ PANEL = PanelFormat(
     step_nbytes=_HIGH + BITS_NBYTES,
     words=fold(16),
     head=lambda b, block: (),
-    codes=_codes,
+    codes=lambda b, step, j: five_bit_quad(b, emit.at(b, step, _CODES), emit.at(b, step, _HIGH), j),
     scales=lambda b, head, step: [f16_rows(b, step)],
     minima=lambda b, head, step: [],
     pack_block=pack_block,

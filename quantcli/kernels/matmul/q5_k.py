@@ -12,51 +12,39 @@ from quantcli.kernels.matmul import SUM, PanelFormat
 from quantcli.kernels.matmul.codes import (
     BITS_NBYTES,
     NIBBLES_NBYTES,
-    bit_quad,
-    f16_rows,
+    five_bit_quad,
     get_bit,
     get_nibble,
-    nibble_quad,
     put_bit,
     put_nibble,
-    u8_rows,
 )
-from quantcli.kernels.matmul.k_scales import minimum_6bit, scale_6bit
+from quantcli.kernels.matmul.k_scales import (
+    DMIN,
+    HEAD_NBYTES,
+    MINIMA,
+    head,
+    minima,
+    minimum_6bit,
+    scale_6bit,
+    scales,
+)
 from quantcli.kernels.matmul.rows import multiply, pack_rows
 from quantcli.kernels.simd import emit, load_f16, load_u8, load_u16, store_f32, store_u8, store_u16
 
-_DMIN, _HEAD = 32, 64
-_MINIMA, _CODES = 16, 32
+_CODES = 32  # after a scale and a minimum a row
 _HIGH = _CODES + NIBBLES_NBYTES
 _STEP = _HIGH + BITS_NBYTES
-
-
-def _codes(b, step, j):
-    low = nibble_quad(b, emit.at(b, step, _CODES), j)
-    return b.or_(low, bit_quad(b, emit.at(b, step, _HIGH), j, to_bit=4))
-
-
-def _head(b, block):
-    return f16_rows(b, block), f16_rows(b, block, _DMIN)
-
-
-def _scales(b, head, step):
-    return [b.fmul(head[0], u8_rows(b, step))]
-
-
-def _minima(b, head, step):
-    return [b.fneg(b.fmul(head[1], u8_rows(b, step, _MINIMA)))]
 
 
 @inline
 def pack_block(src, dst, row):
     """Pack a block of a row: d, dmin, 12 bytes of scales, 32 of high bits, 128 of low codes."""
     store_u16(dst + 2 * row, load_u16(src))
-    store_u16(dst + _DMIN + 2 * row, load_u16(src + 2))
+    store_u16(dst + DMIN + 2 * row, load_u16(src + 2))
     for s in range(8):
-        step = dst + _HEAD + s * _STEP
+        step = dst + HEAD_NBYTES + s * _STEP
         store_u8(step + row, scale_6bit(src + 4, s))
-        store_u8(step + _MINIMA + row, minimum_6bit(src + 4, s))
+        store_u8(step + MINIMA + row, minimum_6bit(src + 4, s))
         for k in range(32):
             byte = load_u8(src + 48 + 32 * (s // 2) + k)
             put_nibble(step + _CODES, row, k, (byte >> (4 * (s % 2))) & 15)
@@ -67,11 +55,11 @@ def pack_block(src, dst, row):
 def unpack_block(block, row, out):
     """Write the 256 weights of a row, f32."""
     d = load_f16(block + 2 * row)
-    dmin = load_f16(block + _DMIN + 2 * row)
+    dmin = load_f16(block + DMIN + 2 * row)
     for s in range(8):
-        step = block + _HEAD + s * _STEP
+        step = block + HEAD_NBYTES + s * _STEP
         scale = d * f32(load_u8(step + row))
-        minimum = dmin * f32(load_u8(step + _MINIMA + row))
+        minimum = dmin * f32(load_u8(step + MINIMA + row))
         for k in range(32):
             code = get_nibble(step + _CODES, row, k) | (get_bit(step + _HIGH, row, k) << 4)
             store_f32(out + 4 * (32 * s + k), scale * f32(code) - minimum)
@@ -80,13 +68,13 @@ def unpack_block(block, row, out):
 PANEL = PanelFormat(
     name="q5_k",
     n_inputs=256,
-    head_nbytes=_HEAD,
+    head_nbytes=HEAD_NBYTES,
     step_nbytes=_STEP,
     words=SUM,
-    head=_head,
-    codes=_codes,
-    scales=_scales,
-    minima=_minima,
+    head=head,
+    codes=lambda b, step, j: five_bit_quad(b, emit.at(b, step, _CODES), emit.at(b, step, _HIGH), j),
+    scales=scales,
+    minima=minima,
     pack_block=pack_block,
     unpack_block=unpack_block,
 )

@@ -16,11 +16,11 @@ from quantcli.kernels.matmul.codes import (
     f16_rows,
     get_crumb,
     get_nibble,
-    i8_rows,
     nibble_quad,
     put_crumb,
     put_nibble,
 )
+from quantcli.kernels.matmul.k_scales import half_scales
 from quantcli.kernels.matmul.rows import multiply, pack_rows
 from quantcli.kernels.simd import (
     emit,
@@ -42,10 +42,6 @@ _STEP = _HIGH + CRUMBS_NBYTES
 def _codes(b, step, j):
     low = nibble_quad(b, emit.at(b, step, _CODES), j)
     return b.or_(low, crumb_quad(b, emit.at(b, step, _HIGH), j, to_bit=4))
-
-
-def _scales(b, head, step):
-    return [b.fmul(head[0], i8_rows(b, step, 16 * half)) for half in (0, 1)]
 
 
 @inline
@@ -84,7 +80,7 @@ PANEL = PanelFormat(
     words=fold_halves(32),
     head=lambda b, block: (f16_rows(b, block),),
     codes=_codes,
-    scales=_scales,
+    scales=half_scales,
     minima=lambda b, head, step: [],
     n_parts=2,
     pack_block=pack_block,

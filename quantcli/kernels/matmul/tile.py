@@ -16,6 +16,7 @@ from quantcli.kernels.static import register_static
 
 register_static(PanelFormat)
 
+
 def pack_block(fmt, src, dst, row):
     """Pack one block of one row by the format's own function."""
 
