@@ -17,15 +17,17 @@ import numpy as np
 from quantcli.kernels import matmul, peaks
 from quantcli.kernels.jit import OpKernel
 from quantcli.plan import Plan
-from quantcli.runtime.executor import OP, Executor, aligned
+from quantcli.runtime.executor import Executor, aligned
 from quantcli.runtime.memory import available_memory, kv_nbytes_per_token
+from quantcli.runtime.oplist import OpList
 from quantcli.runtime.weights import packed_nbytes
 
 Clock = Callable[[], float]
+RunOp = Callable[[OpKernel, np.ndarray], None]  # args: one record, `counter` left open
 
 _READ_NBYTES = 512 << 20  # several times the last-level cache of any laptop
 _LEAST_READ_NBYTES = 16 << 20
-_N_LOOPS = 1 << 16  # of dots: some 20 ms a core
+_N_LOOPS = 1 << 21  # of dots: some 10 ms, beside which waking the threads is little
 _ROUNDS = 2  # a sample is the best of so many
 
 
@@ -45,17 +47,19 @@ class Limits:
 
 
 class Peaks:
-    """Measures the limits, on buffers of its own and an executor that it is lent."""
+    """Measures the limits on threads that it is lent, with buffers of its own."""
 
     def __init__(
         self,
-        executor: Executor,
+        run_op: RunOp,
+        n_threads: int,
         read_nbytes: int | None = None,
         n_loops: int = _N_LOOPS,
         clock: Clock = time.perf_counter,
     ) -> None:
         """Compile both loops and touch the memory.
 
+        run_op       runs a kernel on n_threads threads, such as a model's own
         read_nbytes  how much to read; by default 512 MiB, or a quarter of what is available
         """
         if read_nbytes is None:
@@ -67,31 +71,29 @@ class Peaks:
         self.codes[:] = 3
         self.activations = aligned(np.dtype("i1"), peaks.ACTIVATIONS_NBYTES)
         self.activations[:] = 5
-        self.out = aligned(np.dtype("i4"), executor.n_threads * peaks.OUT_NBYTES // 4)
+        self.out = aligned(np.dtype("i4"), n_threads * peaks.OUT_NBYTES // 4)
         self.n_loops = n_loops
-        self._executor = executor
+        self._n_threads = n_threads
+        self._run_op = run_op
         self._clock = clock
-        self._read = self._ops(
-            peaks.read, peaks.READ_ARGS, start=self.memory.ctypes.data, n_chunks=n_chunks
-        )
-        self._multiply = self._ops(
-            peaks.multiply,
-            peaks.DOT_ARGS,
-            codes=self.codes.ctypes.data,
-            activations=self.activations.ctypes.data,
-            n_loops=n_loops,
-        )
-        executor.run(self._read[0])
-        executor.run(self._multiply[0])
+        self._read = self._args(start=self.memory, n=n_chunks)
+        self._multiply = self._args(start=self.codes, activations=self.activations, n=n_loops)
+        self._seconds(peaks.read, self._read)
+        self._seconds(peaks.multiply, self._multiply)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of memory that the buffers hold."""
+        return self.memory.nbytes
 
     def bytes_per_s(self) -> float:
         """Return how fast memory is read."""
-        return self.memory.size / self._seconds(self._read[0])
+        return self.memory.size / self._seconds(peaks.read, self._read)
 
     def macs_per_s(self) -> float:
         """Return how many int8 multiply-adds are done a second."""
-        n_macs = self.n_loops * peaks.MACS_PER_LOOP * self._executor.n_threads
-        return n_macs / self._seconds(self._multiply[0])
+        n_macs = self.n_loops * peaks.MACS_PER_LOOP * self._n_threads
+        return n_macs / self._seconds(peaks.multiply, self._multiply)
 
     def sample(self) -> Limits:
         """Return the best of a few measurements of each."""
@@ -100,29 +102,37 @@ class Peaks:
             max(self.macs_per_s() for _ in range(_ROUNDS)),
         )
 
-    def _seconds(self, ops: np.ndarray) -> float:
+    def _seconds(self, kernel: OpKernel, args: np.ndarray) -> float:
+        assert kernel.address  # compiles
         began = self._clock()
-        self._executor.run(ops)
+        self._run_op(kernel, args)
         return self._clock() - began
 
-    def _ops(
-        self, kernel: OpKernel, dtype: np.dtype[np.void], **fields: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return an op array of one kernel, and its arguments, which must live as long."""
-        ops, args = aligned(OP), aligned(dtype)
-        if "counter" in (dtype.names or ()):
-            fields["counter"] = ops.ctypes.data
-        for name, value in (fields | {"out": self.out.ctypes.data}).items():
-            args[name] = value
-        ops["kernel"], ops["args"], ops["barrier"] = kernel.address, args.ctypes.data, 1
-        return ops, args
+    def _args(self, **fields: int | np.ndarray) -> np.ndarray:
+        args = np.zeros(1, peaks.ARGS)
+        for name, value in (fields | {"out": self.out}).items():
+            args[name] = value.ctypes.data if isinstance(value, np.ndarray) else value
+        return args
+
+
+def lend(executor: Executor) -> RunOp:
+    """Return a function that runs a kernel on an executor's threads."""
+
+    def run_op(kernel: OpKernel, args: np.ndarray) -> None:
+        calls = OpList()
+        calls.add(kernel, args, set(), set())
+        ops = calls.build()
+        ops["barrier"] = 1
+        executor.run(ops)
+
+    return run_op
 
 
 def read_bandwidth(n_threads: int) -> int:
     """Return how many bytes a second `n_threads` threads read from memory, best of five."""
     executor = Executor(n_threads)
     try:
-        measured = Peaks(executor, n_loops=1)
+        measured = Peaks(lend(executor), n_threads, n_loops=1)
         return int(max(measured.bytes_per_s() for _ in range(5)))
     finally:
         executor.close()

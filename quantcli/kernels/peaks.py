@@ -31,11 +31,15 @@ CODES_NBYTES = 64 * N_CODES
 ACTIVATIONS_NBYTES = 2048  # walked round and round; stays in the first-level cache
 OUT_NBYTES = 64  # that each thread writes
 
-READ_ARGS = np.dtype(
-    [("counter", "i8"), ("start", "i8"), ("n_chunks", "i8"), ("out", "i8")], align=True
-)
-DOT_ARGS = np.dtype(
-    [("codes", "i8"), ("activations", "i8"), ("n_loops", "i8"), ("out", "i8")], align=True
+ARGS = np.dtype(
+    [
+        ("counter", "i8"),
+        ("start", "i8"),  # of the memory to read, or of the codes
+        ("activations", "i8"),
+        ("n", "i8"),  # chunks to read, or loops of dots
+        ("out", "i8"),  # OUT_NBYTES for each thread
+    ],
+    align=True,
 )
 
 
@@ -50,12 +54,12 @@ def read_reference(memory: np.ndarray) -> np.ndarray:
 @op
 def read(args, thread, n_threads):
     """Read claimed chunks and add them up, with as few instructions as can be."""
-    a = view(args, READ_ARGS)
+    a = view(args, ARGS)
     zero = splat_i32(np.int32(0))
     s0, s1, s2, s3 = zero, zero, zero, zero
     while True:
         chunk = atomic_add(a.counter, 1)
-        if chunk >= a.n_chunks:
+        if chunk >= a.n:
             break
         start = a.start + chunk * CHUNK_NBYTES
         for i in range(CHUNK_NBYTES // 256):
@@ -102,5 +106,5 @@ _dots = define(types.void, (types.int64, types.int64, types.int64, types.int64),
 @op
 def multiply(args, thread, n_threads):
     """Do nothing but dots of unsigned codes and signed activations, as many on every thread."""
-    a = view(args, DOT_ARGS)
-    _dots(a.codes, a.activations, a.n_loops, a.out + OUT_NBYTES * thread)
+    a = view(args, ARGS)
+    _dots(a.start, a.activations, a.n, a.out + OUT_NBYTES * thread)

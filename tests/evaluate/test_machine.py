@@ -9,7 +9,7 @@ import pytest
 from tiny import write_tiny
 
 from quantcli.checkpoint import open_checkpoint
-from quantcli.evaluate.machine import Demand, Limits, Peaks, read_bandwidth
+from quantcli.evaluate.machine import Demand, Limits, Peaks, lend, read_bandwidth
 from quantcli.kernels import peaks
 from quantcli.runtime.executor import Executor
 from quantcli.runtime.sizing import size_model
@@ -37,7 +37,9 @@ def demand(path: Path, kv_type: str = "f16") -> Demand:
 def test_peaks_are_bytes_and_multiplications_over_the_time() -> None:
     executor = Executor(2)
     try:
-        measured = Peaks(executor, read_nbytes=20 << 20, n_loops=8, clock=ticking(0.5))
+        measured = Peaks(
+            lend(executor), executor.n_threads, read_nbytes=20 << 20, n_loops=8, clock=ticking(0.5)
+        )
         assert measured.bytes_per_s() == (20 << 20) / 0.5
         assert measured.macs_per_s() == 8 * peaks.MACS_PER_LOOP * 2 / 0.5
         assert measured.sample() == Limits((20 << 20) / 0.5, 8 * peaks.MACS_PER_LOOP * 2 / 0.5)

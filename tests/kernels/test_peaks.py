@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from quantcli.evaluate.machine import Peaks
+from quantcli.evaluate.machine import Peaks, lend
 from quantcli.kernels import peaks
 from quantcli.runtime.executor import Executor
 
@@ -22,7 +22,7 @@ def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
 
 
 def test_every_byte_is_read_once_whatever_the_threads(executor: Executor) -> None:
-    measured = Peaks(executor, read_nbytes=1, n_loops=1)
+    measured = Peaks(lend(executor), executor.n_threads, read_nbytes=1, n_loops=1)
     random = np.random.default_rng(1)
     measured.memory[:] = random.integers(0, 256, measured.memory.size, np.uint8)
     measured.bytes_per_s()
@@ -34,7 +34,7 @@ def test_every_byte_is_read_once_whatever_the_threads(executor: Executor) -> Non
 def test_every_thread_multiplies_all_codes_and_activations(
     executor: Executor, n_loops: int
 ) -> None:
-    measured = Peaks(executor, read_nbytes=1, n_loops=n_loops)
+    measured = Peaks(lend(executor), executor.n_threads, read_nbytes=1, n_loops=n_loops)
     random = np.random.default_rng(2)
     measured.codes[:] = random.integers(0, 64, measured.codes.size, np.uint8)
     measured.activations[:] = random.integers(-127, 128, measured.activations.size, np.int8)
