@@ -136,8 +136,11 @@ class StatusLine:
         self._shown_at = -math.inf
         self._began_at = (0.0, 0)  # when the stage began, and with how much of it done
 
-    def __call__(self, stage: str, done: int, total: int) -> None:
-        """Show that `done` of `total` steps of a stage are done; a total of 0 is unknown."""
+    def __call__(self, stage: str, done: int, total: int, detail: str = "") -> None:
+        """Show that `done` of `total` steps of a stage are done; a total of 0 is unknown.
+
+        detail   what of the stage is at hand, for a terminal
+        """
         changed = stage != self._stage
         now = time.monotonic()
         if changed:
@@ -148,7 +151,8 @@ class StatusLine:
             return
         self._shown_at = now
         share = f" {100 * done // total}%{self._left(now, done, total)}" if total > 0 else ""
-        self._write(f"{printable(stage)}{share}")
+        more = f": {printable(detail)}" if detail else ""
+        self._write(f"{printable(stage)}{share}{more}")
 
     def _left(self, now: float, done: int, total: int) -> str:
         """Return the time left, once two seconds give an idea of it."""

@@ -105,3 +105,15 @@ def test_status_is_rewritten_on_a_terminal(
     assert out.startswith("\rcompiling 25%")
     assert "50%" not in out
     assert out.endswith("\r" + " " * len("loading") + "\r")
+
+
+def test_a_detail_is_shown_on_a_terminal_and_is_no_new_stage(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verbose = render.StatusLine(verbose=True)
+    verbose("measuring", 0, 4, "tg128")
+    verbose("measuring", 1, 4, "pp512")
+    assert capsys.readouterr().err == "measuring\n"
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    render.StatusLine()("measuring", 1, 4, "tg128\x1b")
+    assert capsys.readouterr().err.endswith("measuring 25%: tg128\\x1b")
