@@ -7,7 +7,7 @@ from typing import cast
 
 from quantcli.errors import CheckpointError, UnsupportedModel
 from quantcli.text.tokenizer import Tokenizer
-from quantcli.text.vocabulary import PREFIX, Metadata
+from quantcli.text.vocabulary import PREFIX, Metadata, described
 
 __all__ = ["Tokenizer", "from_metadata"]
 
@@ -32,7 +32,7 @@ def from_metadata(metadata: Metadata) -> Tokenizer:
     if module is None:
         known = ", ".join(sorted(ALGORITHMS))
         raise UnsupportedModel(
-            f"{MODEL} is {model!r}, a kind of tokenizer that quantcli does not have. "
+            f"{MODEL} is {described(model)}, a kind of tokenizer that quantcli does not have. "
             f"Known: {known}."
         )
     return cast("Tokenizer", import_module(module).build(metadata))

@@ -28,6 +28,8 @@ from quantcli.text.vocabulary import (
     Defaults,
     Kind,
     Metadata,
+    described,
+    of_kind,
     read_vocabulary,
     strings,
 )
@@ -41,8 +43,6 @@ LONGEST_PIECE = 1 << 20
 # Grouping digits from the right looks ahead over a whole number: quadratic, so these are cut too.
 LONGEST_NUMBER = 300  # a multiple of 3
 
-_LINE_START = re.compile(r"(?<=\n)(?=\S)")
-_WORD_START = re.compile(r"(?<=\n)(?=\S)|(?<=[A-Za-z])(?= [A-Za-z])")
 _LONG_NUMBER = re.compile(rf"\d{{{LONGEST_NUMBER + 1},}}")
 
 
@@ -101,21 +101,22 @@ def build(metadata: Metadata) -> Tokenizer:
     Raises UnsupportedModel for a `tokenizer.ggml.pre` that is not known, CheckpointError for a
     vocabulary that is not consistent.
     """
-    name = metadata.get(PREFIX + "pre")
+    name = str(metadata.get(PREFIX + "pre", DEFAULT))
     notes = []
-    if name is None or name == DEFAULT:
+    if name == DEFAULT:
         notes.append(
             f"{PREFIX}pre does not say how to split text into words, so that answers may be worse "
             "than they should be. Convert the model anew."
         )
-    row = pretokenizer(DEFAULT if name is None else str(name))
+    row = pretokenizer(name)
     vocabulary = read_vocabulary(metadata, Defaults(add_bos=row.add_bos))
     specials = classify(vocabulary)
-    plain = (Kind.NORMAL, Kind.USER_DEFINED, Kind.BYTE)
-    ids = {text: i for i, text in enumerate(vocabulary.texts) if specials.kinds[i] in plain}
+    ids = dict(vocabulary.by_text)
+    for token in of_kind(specials.kinds, Kind.CONTROL, Kind.UNKNOWN, Kind.UNUSED):
+        del ids[vocabulary.texts[token]]
     pairs = _pairs(strings(metadata, MERGES))
     if not _closed(pairs, ids):
-        pairs = _within(pairs, ids, set(vocabulary.texts))
+        pairs = _within(pairs, ids, vocabulary.by_text)
     model = BPE(vocab=ids, merges=pairs, ignore_merges=row.ignore_merges)
     return Tokenizer(vocabulary, specials, ByteLevelBPE(model, row), notes=notes)
 
@@ -126,7 +127,8 @@ def _pairs(merges: list[str]) -> list[tuple[str, str]]:
     if -1 in cuts:
         index = cuts.index(-1)
         raise CheckpointError(
-            f"{MERGES}[{index}] is {merges[index]!r}; it should be two tokens with a space between."
+            f"{MERGES}[{index}] is {described(merges[index])}; it should be two tokens with a "
+            "space between."
         )
     return [(merge[:cut], merge[cut + 1 :]) for merge, cut in zip(merges, cuts, strict=True)]
 
@@ -141,7 +143,7 @@ def _closed(pairs: list[tuple[str, str]], ids: dict[str, int]) -> bool:
 
 
 def _within(
-    pairs: list[tuple[str, str]], ids: dict[str, int], texts: set[str]
+    pairs: list[tuple[str, str]], ids: dict[str, int], texts: dict[str, int]
 ) -> list[tuple[str, str]]:
     """Return the merges among plain tokens; raise CheckpointError for one of unknown tokens."""
     kept = []
@@ -150,8 +152,8 @@ def _within(
         unknown = [part for part in parts if part not in texts]
         if unknown:
             raise CheckpointError(
-                f"{MERGES}[{index}] is {left + ' ' + right!r}, but {unknown[0]!r} is not in "
-                f"{TOKENS}."
+                f"{MERGES}[{index}] is {described(left + ' ' + right)}, but "
+                f"{described(unknown[0])} is not in {TOKENS}."
             )
         if all(part in ids for part in parts):
             kept.append((left, right))
@@ -159,34 +161,31 @@ def _within(
 
 
 def _pieces(text: str, row: PreTokenizer) -> Iterator[str]:
-    """Yield a long text in pieces, cut where no word of it can reach over."""
-    starts = _LINE_START if row.joins_words else _WORD_START
+    """Yield a long text in pieces, cut where a word ends."""
+    ends = re.compile(row.cut)
     start = 0
     while start < len(text):
         stop = len(text)
         if stop - start > PIECE:
             longest = min(start + LONGEST_PIECE, stop)
-            cut = starts.search(text, start + PIECE, longest)
+            cut = ends.search(text, start + PIECE, longest)
             stop = cut.start() if cut else longest
         piece = text[start:stop]
         start = stop
         if row.groups_digits:
-            yield from _cut_numbers(piece)
+            yield from _cut_numbers(piece, groups_words=row.groups_words)
         else:
             yield piece
 
 
-def _cut_numbers(text: str) -> Iterator[str]:
-    """Yield text in pieces that hold no very long number, cut where its groups of three begin.
-
-    Groups are counted from the right, but from the left if a letter follows the number.
-    """
+def _cut_numbers(text: str, *, groups_words: bool) -> Iterator[str]:
+    """Yield text in pieces that hold no very long number, cut where groups of three begin."""
     start = 0
     for match in _LONG_NUMBER.finditer(text):
-        following = text[match.end() : match.end() + 1]
-        follows_letter = following == "_" or (following and category(following)[0] in "LM")
-        cut = match.start()
-        cut += LONGEST_NUMBER if follows_letter else (match.end() - cut) % LONGEST_NUMBER
+        if groups_words or not _goes_on(text, match.end()):
+            cut = match.start() + (match.end() - match.start()) % LONGEST_NUMBER
+        else:
+            cut = _number_start(text, match.start()) + LONGEST_NUMBER
         while cut < match.end():
             if cut > start:
                 yield text[start:cut]
@@ -194,3 +193,15 @@ def _cut_numbers(text: str) -> Iterator[str]:
             cut += LONGEST_NUMBER
     if start < len(text):
         yield text[start:]
+
+
+def _goes_on(text: str, at: int) -> bool:
+    """Return whether a word goes on here: with a letter, a mark or an underscore."""
+    return at < len(text) and (text[at] == "_" or category(text[at])[0] in "LM")
+
+
+def _number_start(text: str, at: int) -> int:
+    """Return where numbers that are no decimal digits, such as fractions, begin before digits."""
+    while at and category(text[at - 1])[0] == "N":
+        at -= 1
+    return at

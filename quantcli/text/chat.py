@@ -63,7 +63,8 @@ class ChatTemplate:
             return None
         if not isinstance(source, str):
             raise CheckpointError(f"{KEY} is no text; it should be a Jinja2 template.")
-        texts = cast("Sequence[str]", metadata.get(TOKENS, ()))
+        tokens = metadata.get(TOKENS)
+        texts = cast("Sequence[str]", tokens if isinstance(tokens, Sequence) else ())
         ids = ((name, metadata.get(PREFIX + key)) for name, key in TOKEN_KEYS)
         return cls(
             source,

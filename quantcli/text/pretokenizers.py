@@ -12,6 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quantcli.errors import UnsupportedModel
+from quantcli.text.vocabulary import described
+
+# No pattern looks back, and those that look ahead look at white space or digits. So text may be cut
+# after a letter where white space begins; where words are joined over spaces, less often.
+BEFORE_SPACE = r"(?<=[A-Za-z])(?=[ \n])"
+BEFORE_LINE_END = r"(?<=[A-Za-z])(?=\n)"
+BEFORE_NUMBER = r"(?<=[A-Za-z])(?=[0-9])"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,16 +29,18 @@ class PreTokenizer:
     ignore_merges  a word that is in the vocabulary is that token, whatever the merges say
     add_bos        whether a prompt starts with BOS when the file does not say
     nfc            text is brought to Unicode normal form C before it is split
-    joins_words    words may be joined over spaces, so that long text is cut at line ends only
-    groups_digits  digits are grouped from the right, which looks ahead over a whole number
+    cut            where long text may be cut: at these places every word ends
+    groups_digits  digits are grouped by three from the right, which looks ahead over a number
+    groups_words   they are so even where a letter follows; otherwise, then, from the left
     """
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False
     add_bos: bool = False
     nfc: bool = False
-    joins_words: bool = False
+    cut: str = BEFORE_SPACE
     groups_digits: bool = False
+    groups_words: bool = False
 
 
 _CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -156,7 +165,7 @@ PRETOKENIZERS: dict[str, PreTokenizer] = {
     # What llama.cpp does for files that do not say; it is right for none of today's models.
     DEFAULT: PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
     "exaone": _DIGITS_THEN_GPT2,
-    "exaone-moe": PreTokenizer((_EXAONE_MOE,), joins_words=True),
+    "exaone-moe": PreTokenizer((_EXAONE_MOE,), cut=BEFORE_LINE_END),
     "exaone4": PreTokenizer((_GPT2,)),
     "f2llmv2": _QWEN2_ROW,
     "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),
@@ -215,7 +224,7 @@ PRETOKENIZERS: dict[str, PreTokenizer] = {
     "stablelm2": PreTokenizer((_QWEN2,), nfc=True),
     "starcoder": _DIGITS_THEN_GPT2,
     "superbpe": PreTokenizer(
-        (r"\p{N}+", r"(?=(\d{3})+(?!\d))"), joins_words=True, groups_digits=True
+        (r"\p{N}+", r"(?=(\d{3})+(?!\d))"), cut=BEFORE_NUMBER, groups_digits=True, groups_words=True
     ),
     "talkie": _O200K_ROW,
     "tekken": PreTokenizer((_cased_words(_DIGIT),), ignore_merges=True, add_bos=True),
@@ -235,7 +244,7 @@ def pretokenizer(name: str) -> PreTokenizer:
     if row is None:
         known = ", ".join(sorted(PRETOKENIZERS))
         raise UnsupportedModel(
-            f"tokenizer.ggml.pre is {name!r}, a way to split text that quantcli does not know. "
-            f"Known: {known}."
+            f"tokenizer.ggml.pre is {described(name)}, a way to split text that quantcli does not "
+            f"know. Known: {known}."
         )
     return row

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from quantcli.text.vocabulary import Kind, Vocabulary
+from quantcli.text.vocabulary import Kind, Vocabulary, of_kind, spelled_like
 
 # Spellings that end an answer in some model. Facts of each model's own tokenizer configuration.
 END_TEXTS = frozenset(
@@ -63,8 +63,7 @@ NAMED_ENDS = END_TEXTS | END_OF_FILL_TEXTS
 SHOWN_TEXTS = frozenset({"<|channel|>", "<|constrain|>", "<|message|>", "<|start|>"})
 
 # <|name|>, and the same with DeepSeek's full-width bars.
-MARKER = re.compile("<\\|[^|<>\\s]+\\|>|<\uff5c[^\uff5c<>\\s]+\uff5c>")
-_MARKER_STARTS = ("<|", "<\uff5c")
+MARKER = re.compile("<\\|[^|<>\\s\0]+\\|>|<\uff5c[^\uff5c<>\\s\0]+\uff5c>")
 _BRACKETED = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
 
 
@@ -87,7 +86,8 @@ def classify(vocabulary: Vocabulary) -> Specials:
     texts, kinds = vocabulary.texts, bytearray(vocabulary.kinds)
     shown: set[int] = set()
     ends = {vocabulary.ids[n] for n in _END_IDS if n in vocabulary.ids}
-    for token, text in _candidates(texts, kinds):
+    for token in _candidates(vocabulary):
+        text = texts[token]
         kind = kinds[token]
         is_html = text == "</s>" and kind == Kind.USER_DEFINED
         if text in NAMED_ENDS and not is_html:
@@ -105,21 +105,21 @@ def classify(vocabulary: Vocabulary) -> Specials:
         if token >= 0 and kinds[token] == Kind.NORMAL and _BRACKETED.fullmatch(texts[token]):
             kinds[token] = Kind.CONTROL
     ends -= _not_ends(texts, kinds, ends, shown)
-    invisible = (Kind.UNKNOWN, Kind.CONTROL, Kind.UNUSED)
-    hidden = frozenset(i for i, kind in enumerate(kinds) if kind in invisible) - shown
+    hidden = frozenset(of_kind(kinds, Kind.UNKNOWN, Kind.CONTROL, Kind.UNUSED)) - shown
     return Specials(bytes(kinds), hidden, frozenset(ends))
 
 
 _END_IDS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 
 
-def _candidates(texts: Sequence[str], kinds: bytearray) -> Iterator[tuple[int, str]]:
-    """Yield the tokens whose name may say more than their type."""
-    for token, text in enumerate(texts):
-        if kinds[token] in (Kind.CONTROL, Kind.USER_DEFINED) or (
-            text in NAMED_ENDS or text.startswith(_MARKER_STARTS)
-        ):
-            yield token, text
+def _candidates(vocabulary: Vocabulary) -> list[int]:
+    """Return the tokens whose name may say more than their type."""
+    by_text = vocabulary.by_text
+    named = {by_text[text] for text in NAMED_ENDS if text in by_text}
+    # A text with a NUL in it may be found in part; then it is none of the vocabulary's.
+    marked = {by_text[t] for t in spelled_like(vocabulary.texts, MARKER) if t in by_text}
+    typed = of_kind(vocabulary.kinds, Kind.CONTROL, Kind.USER_DEFINED)
+    return sorted(named.union(marked, typed))
 
 
 def _not_ends(

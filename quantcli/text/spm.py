@@ -24,6 +24,7 @@ from quantcli.text.vocabulary import (
     Metadata,
     Vocabulary,
     numbers,
+    of_kind,
     read_vocabulary,
 )
 
@@ -86,7 +87,7 @@ def build(metadata: Metadata) -> Tokenizer:
 def _scores(metadata: Metadata, n: int) -> F32:
     import numpy as np
 
-    scores = numbers(metadata, SCORES, n, "iuf")
+    scores = numbers(metadata, SCORES, n, "if")
     if scores is None:
         raise CheckpointError(f"{SCORES} is missing; without it no piece goes before another.")
     as_f32: F32 = scores.astype(np.float32)
@@ -97,14 +98,18 @@ def _scores(metadata: Metadata, n: int) -> F32:
 
 
 def _piece_kinds(vocabulary: Vocabulary, kinds: bytes) -> bytearray:
-    """Return kinds as the library wants them: one unknown piece, none that are user-defined."""
-    kinds_ = bytearray(kinds)
-    for token, kind in enumerate(kinds):
-        if kind in (Kind.UNKNOWN, Kind.USER_DEFINED):
-            kinds_[token] = Kind.CONTROL
+    """Return kinds as the library wants them.
+
+    One piece is unknown, none is user-defined, and there are all 256 bytes or none.
+    """
+    unwanted = [Kind.UNKNOWN, Kind.USER_DEFINED]
+    if kinds.count(Kind.BYTE) != 256:
+        unwanted.append(Kind.BYTE)
+    table = bytes.maketrans(bytes(unwanted), bytes([Kind.CONTROL] * len(unwanted)))
+    piece_kinds = bytearray(kinds.translate(table))
     unknown = vocabulary.ids.get("unknown", max(0, kinds.find(Kind.UNKNOWN)))
-    kinds_[unknown] = Kind.UNKNOWN
-    return kinds_
+    piece_kinds[unknown] = Kind.UNKNOWN
+    return piece_kinds
 
 
 def _swallows_spaces(metadata: Metadata, vocabulary: Vocabulary, kinds: bytes) -> list[int]:
@@ -116,11 +121,8 @@ def _swallows_spaces(metadata: Metadata, vocabulary: Vocabulary, kinds: bytes) -
     if not any(str(name).lower().startswith(("phi3", "phi-3")) for name in names):
         return []
     keeps = ("<unk>", "<s>", "<|endoftext|>")
-    return [
-        token
-        for token, text in enumerate(vocabulary.texts)
-        if kinds[token] in (Kind.CONTROL, Kind.UNKNOWN) and text not in keeps
-    ]
+    control = of_kind(kinds, Kind.CONTROL, Kind.UNKNOWN)
+    return [token for token in control if vocabulary.texts[token] not in keeps]
 
 
 def _processor(proto: bytes) -> SentencePieceProcessor:
@@ -144,7 +146,7 @@ def model_proto(texts: Sequence[str], scores: F32, kinds: bytes | bytearray) -> 
     """Return a SentencePiece model of BPE pieces, as the library loads it.
 
     scores   f32 (n,)
-    kinds    the Kind of each piece: one is unknown; bytes are all 256 or count as missing
+    kinds    the Kind of each piece: one is unknown; there are all 256 bytes or none
 
     Text is neither normalized nor given a leading space; 262,144 pieces take about 0.1 s.
     """

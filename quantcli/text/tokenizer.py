@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from typing import Protocol
 
 from quantcli.text.special import Matcher, Specials
-from quantcli.text.vocabulary import Kind, Vocabulary
+from quantcli.text.vocabulary import Kind, Vocabulary, of_kind
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
@@ -63,10 +63,10 @@ class Tokenizer:
         self._texts, self._kinds = texts, kinds
         self._hidden = specials.hidden
         self._algorithm = algorithm
-        control = {texts[i]: i for i, kind in enumerate(kinds) if kind in _CONTROL}
-        self._control = Matcher(control, strip_after)
-        user_defined = {texts[i]: i for i, k in enumerate(kinds) if k == Kind.USER_DEFINED}
-        self._user_defined = Matcher(user_defined)
+        control = of_kind(kinds, *_CONTROL)
+        self._control = Matcher({texts[i]: i for i in control}, strip_after)
+        user_defined = of_kind(kinds, Kind.USER_DEFINED)
+        self._user_defined = Matcher({texts[i]: i for i in user_defined})
 
     @property
     def control_texts(self) -> Iterable[str]:

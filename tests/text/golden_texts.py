@@ -1,0 +1,65 @@
+"""Texts whose ids are stored in tests/goldens/tokens_*.json: one for each thing that goes wrong."""
+
+from __future__ import annotations
+
+TEXTS = {
+    "empty": "",
+    "space": " ",
+    "words": "The quick brown fox jumps over the lazy dog.",
+    "leading_space": " leading and trailing ",
+    "contractions": "I'll say we've seen they're what she'd don't it's I'm, 'tis o'clock y'all",
+    "capital_contractions": "I'LL SAY WE'VE SEEN THEY'RE IT'S DON'T I'M",
+    "digits": "0 1 12 123 1234 12345 1234567890 3.14159 1,000,000 0x1F 1e-5",
+    "other_numbers": "\u00bd cup, x\u00b2, \u2167, \u0661\u0662\u0663, \u0967\u0968\u0969",
+    "spaces": "a b  c   d    e     f      g",
+    "indented": "def f(x):\n    if x:\n        return  x\n\n\nprint(f(1))\n",
+    "tabs": "\tone\t\ttwo\t \tthree\n\t\n",
+    "crlf": "line one\r\nline two\r\n\r\nline four\rline five\n\r",
+    "newlines": "\n\n\n a \n\n b\n \n",
+    "trailing_newlines": "the end\n\n\n",
+    "punctuation": "?!... --- ((([[[{{{ }}}]]])))  "
+    "\"quoted\" 'single' `code` a/b\\c #@$%^&*~_+=|<>",
+    "code": "for (int i = 0; i < n; ++i) { a[i] *= b->c; } // done\nx = {'k': [1, 2]}",
+    "markup": '<html><body><p class="x">Hi &amp; bye</p></body></html>',
+    "urls": "see https://example.org/a?b=c&d=%20e#f or mail me@example.org",
+    "latin": "caf\u00e9 na\u00efve \u00fcber Stra\u00dfe \u0141\u00f3d\u017a \u0130stanbul",
+    "accented_capitals": "CAF\u00c9 \u00c9mile \u00c0\u00c9\u00ce "
+    "\u00c5ngstr\u00f6m McDonald iPhone",
+    "combining": "cafe\u0301 n\u0303 a\u0327\u0301 \u0e01\u0e33\u0e25\u0e31\u0e07",
+    "long_s": "Congre\u017fs 'tis'\u017f",
+    "greek": "\u0395\u03bb\u03bb\u03b7\u03bd\u03b9\u03ba\u03ac "
+    "\u03ba\u03b1\u03b9 \u0391\u0392\u0393",
+    "cyrillic": "\u0421\u044a\u0435\u0448\u044c \u0435\u0449\u0451 \u042d\u0422\u0418\u0425",
+    "arabic": "\u0645\u0631\u062d\u0628\u0627 \u0628\u0627\u0644\u0639\u0627\u0644\u0645\u060c",
+    "hindi": "\u0928\u092e\u0938\u094d\u0924\u0947 \u0926\u0941\u0928\u093f\u092f\u093e\u0964",
+    "chinese": "\u4eca\u5929\u5929\u6c14\u5f88\u597d\uff0c\u6211\u4eec\u53bb\u516c\u56ed\u3002123",
+    "japanese": "\u3053\u3093\u306b\u3061\u306f\u3001\u30c6\u30b9\u30c8\u3067\u3059\u3002",
+    "korean": "\uc548\ub155\ud558\uc138\uc694 \uc138\uacc4",
+    "emoji": "\U0001f600 \U0001f680\U0001f680 \u2764\ufe0f \U0001f44d\U0001f3fd",
+    "joined_emoji": "\U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f3f3\ufe0f\u200d\U0001f308",
+    "odd_spaces": "a\u00a0b\u2003c\u3000d\u200be\u2028f\u2029g\u0085h",
+    "control_characters": "bell\x07 escape\x1b[0m nul\x00 delete\x7f",
+    "private_use": "\ue000\uf8ff \U000f0000 \U0010fffd",
+    "replacement": "\ufffd\ufffe \ufeffbom",
+    "lower_block": "\u2581 a \u2581\u2581b",
+    "control_text": "<|im_start|>user\nhi<|im_end|>\n<|endoftext|> <bos><eos></s><start_of_turn>x",
+    "half_control_text": "<|im_ <|im_end| im_end|> <eo s> <|<|im_end|>|> <unused0",
+    "byte_text": "<0x0A> <0xFF> \\x41 \\u0041",
+    "math": "\u2211\u1d62 x\u1d62\u00b2 \u2264 \u221e \u2208 \u211d\u207f, \u2200\u03b5>0",
+    "repeated": "aaaaaaaaaaaaaaaa bbbbbbbb !!!!!!!! ........ ======== abababab",
+    "mixed": "GPT-4o\u306f2024\u5e745\u6708\u306b\u767a\u8868 (\u7d04100%).",
+}
+# What the tiny vocabularies of the goldens are trained on; and what pre-tokenizers differ in.
+PRETOKENIZERS = (
+    "command-r",
+    "deepseek-coder",
+    "deepseek-llm",
+    "deepseek-v3",
+    "falcon",
+    "gpt-2",
+    "gpt-4o",
+    "llama-bpe",
+    "qwen2",
+    "smollm",
+    "tekken",
+)
