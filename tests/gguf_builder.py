@@ -6,6 +6,7 @@ field can be given a wrong value, which is then written as it is.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -51,7 +52,7 @@ def item(type_id: int, value: Plain) -> bytes:
         assert isinstance(value, str | bytes)
         return text(value)
     if isinstance(value, float) and type_id not in (F32, F64):
-        value = int(value)
+        value = int(value) if math.isfinite(value) else 0
     code = SCALARS[type_id].code
     if isinstance(value, int) and type_id not in (F32, F64):
         return struct.pack("<Q", value & _MASK)[: code.size]

@@ -2,7 +2,8 @@
 
 Each case runs in a process forked from this one, which has imported everything and is warm, under
 limits on CPU time, wall time and memory. A case fails if its process dies by a signal or a limit,
-raises anything but QuantcliError, or leaves a file open. `scripts/fuzz` runs any number of them.
+raises anything but a QuantcliError of one line, or leaves a file open. `scripts/fuzz` runs any
+number of them.
 
 To let a case go further, add a function to PROBES.
 """
@@ -104,16 +105,25 @@ def probe(path: Path) -> bool:
     """Do everything with a file; return whether nothing was refused."""
     try:
         checkpoint = open_checkpoint(path)
-    except QuantcliError:
+    except QuantcliError as error:
+        require_sentence(error)
         return False
     fine = True
     with checkpoint:
         for stage in PROBES:
             try:
                 stage(checkpoint)
-            except QuantcliError:
+            except QuantcliError as error:
+                require_sentence(error)
                 fine = False
     return fine
+
+
+def require_sentence(error: QuantcliError) -> None:
+    """Refuse a refusal that is not one line, or that repeats much of what the file says."""
+    message = str(error)
+    assert message.isprintable(), repr(message[:1000])
+    assert len(message) < 1500, message[:2000]  # lists of what is known are long
 
 
 # A case in its own process
