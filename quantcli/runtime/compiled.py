@@ -61,16 +61,20 @@ class CompiledBackend:
     ) -> None:
         """Compile what is needed, read the weights, lower the plan."""
         plan = sizing.plan
+        # First of all, since it refuses heads that do not fit the cache.
+        self._kv = KvStorage([op.heads for op in plan.ops if op.heads], kv_type, cache)
+        self._tables = PageTables(cache)
         _compile(_kernels(checkpoint, plan, kv_type), progress)
         self._executor = Executor(n_threads)
-        self._weights = Weights.load(checkpoint, plan.weights, self._executor, progress)
-        layers = [op.heads for op in plan.ops if op.heads]
-        self._kv = KvStorage(layers, kv_type, cache)
-        self._tables = PageTables(cache)
+        try:
+            self._weights = Weights.load(checkpoint, plan.weights, self._executor, progress)
+            self._angles = _Angles(plan, self._weights, sizing.memory.context)
+        except BaseException:
+            self._executor.close()
+            raise
         self._step = Step(sizing.max_rows, sizing.max_outputs)
         self._max_outputs = sizing.max_outputs
         self._n_vocab = plan.logits.width
-        self._angles = _Angles(plan, self._weights, sizing.memory.context)
         sources = Sources(
             weights=self._weights,
             kv=self._kv,
@@ -108,7 +112,8 @@ class CompiledBackend:
         """Run a kernel on the threads that compute the model."""
         calls = OpList()
         calls.add(kernel, args, set(), set())
-        self._run(_Segment(calls, self._executor), private=False)
+        if not _Segment(calls, self._executor).run(private=False):
+            raise Cancelled("stopped.")
 
     def cancel(self) -> None:
         """Make a forward that is running end at its next op."""
@@ -159,6 +164,7 @@ class _Angles:
                 name = rope.freq_factors
                 self._factors[rope] = weights.vectors[name][: rope.n_rot // 2] if name else None
                 self.tables[rope] = np.zeros((context, rope.n_rot), np.float32)
+        self.fill(1)  # now, since it refuses frequency factors that are none
 
     def fill(self, n_positions: int) -> None:
         """Make sure that positions [0, n_positions) are there."""

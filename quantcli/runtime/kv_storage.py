@@ -30,9 +30,10 @@ class KvStorage:
         unit = 32 if kv_type == "q8_0" else 16
         for heads in layers:
             if heads.head_dim % unit:
+                advice = "--backend reference" if heads.head_dim % 16 else "--kv-type f16"
                 raise ShapeError(
                     f"heads of {heads.head_dim} values do not divide into runs of {unit}, which "
-                    f"a {kv_type} KV cache needs." + (" Use --kv-type f16." if unit == 32 else "")
+                    f"the {kv_type} KV cache needs. Use {advice}."
                 )
         page_nbytes = [self._page_nbytes(heads) for heads in layers]
         self.nbytes = 2 * cache.n_pages * sum(page_nbytes)
