@@ -39,7 +39,7 @@ from quantcli.text.chat import ChatTemplate, encode_chat
 from quantcli.text.stream import TextStream
 
 CPU_S = 2
-WALL_S = 20  # for a process that sleeps or waits; generous, as the machine may be busy
+WALL_S = 60  # for a process that sleeps or waits; generous, as the machine may be busy
 MEMORY_NBYTES = 200 << 20
 OPENED, REFUSED, FAILED = 0, 1, 2  # exit codes of a case
 

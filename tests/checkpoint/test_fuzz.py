@@ -24,10 +24,10 @@ offences = {
     "SystemExit": lambda checkpoint: sys.exit(0),
     "unclosed file": lambda checkpoint: open(os.devnull) and None,
 }
-gguf_fuzz.WALL_S = 4
 path = gguf_fuzz.every_type(pathlib.Path(sys.argv[1]) / "good.gguf")
 for says, offence in offences.items():
     gguf_fuzz.PROBES = (offence,)
+    gguf_fuzz.WALL_S = 2 if "SIGALRM" in says else 300  # a busy machine is no offence
     outcome = gguf_fuzz.run_limited(path)
     if not outcome.failed or says not in str(outcome):
         raise SystemExit(f"{says}: {outcome}")
