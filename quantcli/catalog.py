@@ -60,6 +60,11 @@ COMMANDS = (
         "doctor", "quantcli.cli.doctor", "Show what this machine offers and what quantcli will use."
     ),
     Row(
+        "eval",
+        "quantcli.cli.eval",
+        "Measure how well models predict: perplexity, divergence from a base, multiple choice.",
+    ),
+    Row(
         "inspect", "quantcli.cli.inspect", "Show a model's metadata, tensors, plan and memory need."
     ),
     Row("list", "quantcli.cli.list", "List the models on this machine."),
