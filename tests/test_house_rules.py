@@ -28,8 +28,14 @@ MAX_FUNCTION_LINES = 60
 VAGUE_NAMES = {"common", "helper", "helpers", "misc", "shared", "stuff", "util", "utils"}
 BORDERS = ("quantcli/cli/app.py", "quantcli/server/app.py")  # may catch every exception
 
-# An architecture's name may be written in these; `text` has vocabularies of the same names.
-ARCH_HOMES = ("quantcli/arch/", "quantcli/catalog.py", "quantcli/text/")
+# An architecture's name may be written in these; `text` has vocabularies of the same names, and
+# `peer` calls functions of llama.cpp, all of which begin with one.
+ARCH_HOMES = (
+    "quantcli/arch/",
+    "quantcli/catalog.py",
+    "quantcli/text/",
+    "quantcli/evaluate/peer.py",
+)
 OTHER_PROGRAMS = re.compile(
     r"llama\.cpp|llama[-_]cpp|llama-(bench|cli|quantize|imatrix|perplexity)"
 )
