@@ -2,281 +2,245 @@
 
 # No "from __future__ import annotations" here: Typer reads the annotations.
 
-import statistics
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from quantcli.cli.options import Json, LoadOptions, OutputOptions, expand
+from quantcli.cli.bench_grid import GridOptions, ResultOptions, RunOptions
+from quantcli.cli.options import OutputOptions, expand
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from quantcli.checkpoint import Checkpoint
-    from quantcli.cli.generation import Progress
+    from quantcli.cli.bench_grid import Setting
+    from quantcli.cli.bench_part import Asked, Part, Schedule
+    from quantcli.cli.bench_results import Entry, Result, Row
     from quantcli.cli.render import StatusLine
-    from quantcli.evaluate.throughput import Throughput, Workload
-    from quantcli.runtime.model import Model
+    from quantcli.cli.worker import Worker
+    from quantcli.evaluate.throughput import Workload
 
-FORMATS = ("md", "json", "csv")
-HEADERS = ("model", "size", "params", "backend", "threads", "test", "t/s", "median")
+RANDOM_TITLE = "random weights, SmolLM2-135M's shape"
 
 
 @expand
 def command(
     models: Annotated[
         list[str] | None,
-        Argument(metavar="[MODEL]...", help="Models; without one, the smallest that is installed."),
+        Argument(
+            metavar="[MODEL]...",
+            help="Models; without one the smallest that is installed, else random weights.",
+        ),
     ] = None,
     *,
     named: Annotated[
         list[str] | None, Option("-m", "--model", metavar="MODEL", help="The same as MODEL.")
     ] = None,
-    n_prompt: Annotated[
-        str,
-        Option("-p", "--n-prompt", metavar="N,...", help="Prompt tokens to process; 0 for none."),
-    ] = "512",
-    n_gen: Annotated[
-        str, Option("-n", "--n-gen", metavar="N,...", help="Tokens to generate; 0 for none.")
-    ] = "128",
-    depth: Annotated[
-        str,
-        Option("-d", "--n-depth", metavar="N,...", help="Tokens in the context beforehand."),
-    ] = "0",
-    repetitions: Annotated[
-        int, Option("-r", "--repetitions", min=1, max=1000, metavar="N", help="Times to repeat.")
-    ] = 5,
-    warmup: Annotated[
-        bool, Option("--warmup/--no-warmup", help="Run once before the clock starts.")
-    ] = True,
-    output: Annotated[
-        str, Option("-o", "--output", metavar="FORMAT", help="md, json or csv.")
-    ] = "md",
-    load: LoadOptions,
+    grid: GridOptions,
+    run: RunOptions,
+    results: ResultOptions,
     said: OutputOptions,
-    as_json: Json = False,
 ) -> None:
-    """Measure prompt processing and generation speed."""
+    """Measure prompt processing and generation speed.
+
+    A test is named as llama-bench names it: pp512 processes a prompt of 512 tokens, tg128 generates
+    128 tokens; "@ d2048" is with 2048 tokens in the context beforehand, and "x4" is four sequences
+    at once. Ctrl-C prints what there is.
+    """
+    from quantcli.cli.bench_compare import read_entries
     from quantcli.cli.render import StatusLine
 
-    load.checked()
-    kind = _format("json" if as_json else output)
-    workloads = _workloads(n_prompt, n_gen, depth)
-    wanted = [*(models or ()), *(named or ())] or [installed_model()]
+    kind = results.kind()
+    grid.workloads()
+    old = read_entries(results.compare) if results.compare is not None else None
+    asked = run.asked()
     status = StatusLine(verbose=said.verbose, quiet=said.quiet)
-    results: list[Result] = []
-    for name in wanted:
-        results += _measure(name, workloads, repetitions, load, status, warmup=warmup)
-    _show(results, kind)
-
-
-def installed_model() -> str:
-    """Return the smallest model on this machine. Raises UsageError if there is none."""
-    from quantcli.checkpoint.store import installed
-    from quantcli.errors import UsageError
-
-    found = sorted(installed(), key=lambda model: model.nbytes)
-    if not found:
-        raise UsageError("no model is installed. Run 'quantcli pull smollm2', or name a GGUF file.")
-    return found[0].name
-
-
-def _format(name: str) -> str:
-    from quantcli.errors import UnknownName
-
-    if name not in FORMATS:
-        raise UnknownName("output format", name, FORMATS)
-    return name
-
-
-def _workloads(n_prompt: str, n_gen: str, depth: str) -> "list[Workload]":
-    """Return what to measure, depth by depth."""
-    from quantcli.errors import UsageError
-
-    tests = [("pp", n) for n in _numbers("--n-prompt", n_prompt) if n]
-    tests += [("tg", n) for n in _numbers("--n-gen", n_gen) if n]
-    depths = _numbers("--n-depth", depth)
-    if not tests:
-        raise UsageError("both --n-prompt and --n-gen are 0: there is nothing to measure.")
-
-    from quantcli.evaluate.throughput import Workload
-
-    return [Workload(kind, n, d) for d in depths for kind, n in tests]
-
-
-def _numbers(option: str, text: str) -> list[int]:
-    from quantcli.errors import UsageError
-
+    bench = _Bench(asked, grid, status, shows_rows=kind == "md")
     try:
-        numbers = [int(word) for word in text.split(",")]
-    except ValueError:
-        numbers = [-1]
-    if min(numbers) < 0:
-        raise UsageError(
-            f"{option} {text!r} is not a list of whole numbers such as 128 or 128,512."
-        )
-    return numbers
+        with chosen([*(models or ()), *(named or ())], status) as paths:
+            bench.run(paths)
+    finally:  # Ctrl-C, too, leaves what was measured
+        if bench.rows:
+            _show(bench.results, kind, old)
+            if results.save is not None:
+                _save(bench.results, results.save, force=results.force)
 
 
-@dataclass(frozen=True)
-class Result:
-    """One test of one model; fields that llama-bench has too bear its names and units."""
+@contextmanager
+def chosen(names: list[str], status: "StatusLine") -> Iterator[list[Path]]:
+    """Hold the models to measure: those named, the smallest installed, or random weights."""
+    from tempfile import TemporaryDirectory
 
-    quantcli: str  # version
-    cpu_info: str
-    model_filename: str
-    model_type: str
-    model_size: int  # bytes of all tensors
-    model_n_params: int
-    backends: str
-    instruction_set: str
-    n_threads: int
-    type_k: str
-    type_v: str
-    cache: str
-    n_prompt: int
-    n_gen: int
-    n_depth: int
-    avg_ns: float
-    stddev_ns: float
-    avg_ts: float
-    stddev_ts: float
-    median_ts: float
-    samples_ns: tuple[int, ...]
-    samples_ts: tuple[float, ...]
+    from quantcli.checkpoint.random_model import SMOLLM2_135M, write_random_model
+    from quantcli.checkpoint.sources import find
+    from quantcli.checkpoint.store import installed, resolve
+
+    if not names:
+        names = [m.name for m in sorted(installed(), key=lambda model: model.nbytes)][:1]
+    if names:
+        yield [resolve(name, progress=status, notify=status.note) for name in names]
+        return
+    status.warn(
+        "no model is installed, so this measures random weights of SmolLM2-135M's shape. "
+        "Name a file, or run 'quantcli pull smollm2'."
+    )
+    with TemporaryDirectory(prefix="quantcli-bench-", ignore_cleanup_errors=True) as folder:
+        path = Path(folder) / "random.gguf"
+        write_random_model(path, SMOLLM2_135M, arch=find("smollm2").arch, title=RANDOM_TITLE)
+        yield [path]
 
 
-@dataclass(frozen=True)
-class _Subject:
-    """A model to measure."""
+class _Bench:
+    """Measures models one by one, and keeps what there is at any time."""
 
-    file: str
-    title: str
-    nbytes: int
-    n_params: int
-    model: "Model"
-    checkpoint: "Checkpoint"
+    def __init__(
+        self, asked: "Asked", grid: GridOptions, status: "StatusLine", *, shows_rows: bool
+    ) -> None:
+        from quantcli.evaluate.peak_memory import PeakMemory
+        from quantcli.runtime.threads import default_threads
 
-    def close(self) -> None:
-        """Stop the model's threads and close its file."""
-        self.model.close()
-        self.checkpoint.close()
+        self.rows: list[Row] = []
+        self._asked = asked
+        self._grid = grid
+        self._settings = grid.settings(default_threads)
+        self._status = status
+        self._shows_rows = shows_rows
+        self._has_head = False
+        self._memory = PeakMemory()
 
+    @property
+    def results(self) -> "list[Result]":
+        """Ours, each followed by the peer's."""
+        pairs = ((row.ours, row.theirs) for row in self.rows)
+        return [result for pair in pairs for result in pair if result is not None]
 
-def _measure(
-    name: str,
-    workloads: "list[Workload]",
-    repetitions: int,
-    load: LoadOptions,
-    status: "StatusLine",
-    *,
-    warmup: bool,
-) -> list[Result]:
-    """Load one model and run every workload on it."""
-    from quantcli.checkpoint.store import resolve
-    from quantcli.cli.worker import Worker
-    from quantcli.evaluate.throughput import measure
+    def run(self, paths: list[Path]) -> None:
+        """Measure models, after checking that all of them can be."""
+        from quantcli.cli.bench_grid import split
+        from quantcli.cli.worker import Worker
 
-    options = replace(load, ctx=load.ctx or max(w.depth + w.n_tokens for w in workloads))
-    path = resolve(name, progress=status, notify=status.note)
-    results = []
-    with Worker() as worker:
+        tests = [(path, self._checked(path)) for path in paths]
+        with Worker() as worker:
+            for path, workloads in tests:
+                for setting in self._settings:
+                    for some in split(workloads):
+                        self._part(worker, path, setting, some)
+
+    def _checked(self, path: Path) -> "list[Workload]":
+        """Return the tests of a model. Raises an error if it has no room for one."""
+        from quantcli.checkpoint import open_checkpoint
+        from quantcli.cli.bench_room import check
+
+        with open_checkpoint(path) as checkpoint:
+            return check(checkpoint, self._grid, self._settings, self._asked.ctx, self._status)
+
+    def _part(
+        self, worker: "Worker", path: Path, setting: "Setting", workloads: "list[Workload]"
+    ) -> None:
+        """Load a model under one setting and run tests that share a cache."""
+        from quantcli.cli.bench_part import Schedule, duration, load
+        from quantcli.cli.bench_results import plural
+
+        status = self._status
         report = worker.checked(status)
-        subject = worker.call(lambda: _load(path, options, report))
+        part = worker.call(
+            partial(load, path, self._asked, setting, workloads, self._memory, report)
+        )
         try:
-            for workload in workloads:
-                run = partial(
-                    measure, subject.model, workload, repetitions, warmup=warmup, progress=report
-                )
-                results.append(_result(subject, load, worker.call(run)))
+            prompts = [w.n_tokens for w in workloads if w.kind == "pp"]
+            worker.call(partial(part.prepare, max(prompts, default=0), report))
+            depths = [0, *(w.depth for w in workloads)]
+            costs = [part.cost_s(w, d) for w, d in zip(workloads, depths, strict=False)]
+            schedule = Schedule(status, path.name, costs)
+            status.note(
+                f"{path.name}, {setting}: {plural(len(workloads), 'test')}, "
+                f"about {duration(schedule.total_s)}"
+            )
+            for schedule.at, workload in enumerate(workloads):
+                self._test(worker, part, workload, schedule)
+        except KeyboardInterrupt:
+            part.model.cancel()
+            raise
         finally:
             status.clear()
+            self.rows += part.finished()
             if worker.stop():
-                worker.call(subject.close)
-    return results
+                worker.call(part.close)
+
+    def _test(
+        self, worker: "Worker", part: "Part", workload: "Workload", schedule: "Schedule"
+    ) -> None:
+        """Run one test; what was measured of it counts, even if it does not come to its end."""
+        from quantcli.evaluate.throughput import samples
+
+        seconds: list[list[float]] = [[] for _ in part.runners]
+        limits = worker.call(part.limits)
+        run = partial(
+            samples,
+            part.runners,
+            workload,
+            self._asked.repetitions,
+            warmup=self._asked.warmup,
+            rest_s=part.rest_s,
+            progress=worker.checked(schedule),
+        )
+        try:
+            for index, elapsed in worker.stream(run):
+                seconds[index].append(elapsed)
+            after = worker.call(part.limits)
+            limits = limits.best(after) if limits and after else limits
+        finally:
+            if seconds[0]:
+                part.rows.append(part.row(workload, seconds, limits))
+                self._show_row(part.rows[-1])
+
+    def _show_row(self, row: "Row") -> None:
+        from quantcli.cli.bench_results import table_head, table_row
+
+        self._status.clear()
+        if self._shows_rows:
+            if not self._has_head:
+                print(table_head(peer=self._asked.library is not None))
+                self._has_head = True
+            print(table_row(row), flush=True)
 
 
-def _load(path: "Path", options: LoadOptions, progress: "Progress") -> _Subject:
-    """Load a model without its vocabulary, which a model of random weights does not have."""
-    from quantcli.checkpoint import open_checkpoint
-    from quantcli.cli.generation import load_model
+def _show(results: "list[Result]", kind: str, old: "list[Entry] | None") -> None:
+    """Print the results in one of FORMATS; as Markdown only what is not in the table yet."""
+    from dataclasses import asdict
 
-    with ExitStack() as undo:
-        checkpoint = undo.enter_context(open_checkpoint(path))
-        model = load_model(checkpoint, options, progress)
-        undo.pop_all()
-    file = checkpoint.paths[0].name
-    title = str(checkpoint.metadata.get("general.name", file))
-    return _Subject(file, title, checkpoint.nbytes, checkpoint.n_params, model, checkpoint)
+    from quantcli.cli import bench_compare, render
+    from quantcli.cli.bench_results import as_csv, footer
 
-
-def _result(subject: _Subject, load: LoadOptions, measured: "Throughput") -> Result:
-    """Return one result with all that is needed to read it later."""
-    from quantcli import __version__
-    from quantcli.cli.machine import cpu_name
-    from quantcli.kernels.isa import select
-
-    workload, kv_type = measured.workload, load.chosen_kv_type()
-    ns = tuple(round(s * 1e9) for s in measured.seconds)
-    return Result(
-        quantcli=__version__,
-        cpu_info=cpu_name(),
-        model_filename=subject.file,
-        model_type=subject.title,
-        model_size=subject.nbytes,
-        model_n_params=subject.n_params,
-        backends=load.chosen_backend(),
-        instruction_set=select().name,
-        n_threads=subject.model.n_threads,
-        type_k=kv_type,
-        type_v=kv_type,
-        cache=load.cache,
-        n_prompt=workload.n_tokens if workload.kind == "pp" else 0,
-        n_gen=workload.n_tokens if workload.kind == "tg" else 0,
-        n_depth=workload.depth,
-        avg_ns=statistics.fmean(ns),
-        stddev_ns=statistics.stdev(ns) if len(ns) > 1 else 0.0,
-        avg_ts=measured.mean,
-        stddev_ts=measured.sd,
-        median_ts=measured.median,
-        samples_ns=ns,
-        samples_ts=measured.rates,
-    )
-
-
-def _show(results: list[Result], kind: str) -> None:
-    """Print the results in one of FORMATS."""
-    import csv
-    import sys
-
-    from quantcli.cli import render
-
+    if kind == "csv":
+        print(as_csv(results), end="")
+        return
+    changes = bench_compare.compare(results, old) if old is not None else []
     if kind == "json":
-        render.emit_json([asdict(result) for result in results])
-    elif kind == "csv":
-        columns = [f.name for f in fields(Result) if not f.name.startswith("samples")]
-        writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows([getattr(result, name) for name in columns] for result in results)
-    else:
-        print(render.markdown(HEADERS, map(_cells, results), right="lrrlrlrr"))
+        documents = [asdict(result) for result in results]
+        for document, change in zip(documents, changes, strict=False):
+            document |= {"then_ts": change.then, "ratio": change.ratio}
+        render.emit_json(documents)
+        return
+    print()
+    for line in footer(results):
+        print(render.printable(line))
+    if old is not None:
+        rows = [change.cells() for change in changes]
+        print()
+        print(render.markdown(bench_compare.HEADERS, rows, right=bench_compare.ALIGNED))
+        for line in bench_compare.machine_notes(results, old):
+            print(render.printable(line))
 
 
-def _cells(result: Result) -> tuple[str, ...]:
-    """Return a result's row under HEADERS."""
-    from quantcli.runtime.memory import size
+def _save(results: "list[Result]", path: Path, *, force: bool) -> None:
+    """Write the results as JSON, whole or not at all."""
+    import json
+    from dataclasses import asdict
 
-    kind, n = ("pp", result.n_prompt) if result.n_prompt else ("tg", result.n_gen)
-    return (
-        result.model_type,
-        size(result.model_size),
-        f"{result.model_n_params / 1e6:.0f} M",
-        f"{result.backends} {result.instruction_set}",
-        str(result.n_threads),
-        f"{kind}{n}" + (f" @ d{result.n_depth}" if result.n_depth else ""),
-        f"{result.avg_ts:.2f} \u00b1 {result.stddev_ts:.2f}",
-        f"{result.median_ts:.2f}",
-    )
+    from quantcli.evaluate.output_file import draft
+
+    text = json.dumps([asdict(result) for result in results], indent=2, ensure_ascii=False)
+    with draft(path, "--save", force=force) as file:
+        file.write(f"{text}\n".encode())

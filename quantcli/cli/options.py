@@ -36,6 +36,32 @@ Json = Annotated[bool, Option("--json", help="Print one JSON document instead of
 
 BACKENDS = ("compiled", "reference")
 
+ContextLength = Annotated[
+    int | None,
+    Option(
+        "-c",
+        "--ctx",
+        "--ctx-size",
+        min=0,
+        metavar="N",
+        help="Context in tokens; by default the model's own, or what fits in memory.",
+        show_default=False,
+    ),
+]
+CacheKind = Annotated[
+    str, Option("--cache", metavar="KIND", help="KV cache kind: contiguous or paged.")
+]
+BackendName = Annotated[
+    str | None,
+    Option(
+        "--backend",
+        metavar="NAME",
+        envvar="QUANTCLI_BACKEND",
+        help="compiled (default), or reference: slow, in NumPy, for checking.",
+        show_default=False,
+    ),
+]
+
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
@@ -62,18 +88,7 @@ class ModelOptions:
 class ContextOptions:
     """How long the context is, and how it is kept."""
 
-    ctx: Annotated[
-        int | None,
-        Option(
-            "-c",
-            "--ctx",
-            "--ctx-size",
-            min=0,
-            metavar="N",
-            help="Context in tokens; by default the model's own, or what fits in memory.",
-            show_default=False,
-        ),
-    ] = None
+    ctx: ContextLength = None
     kv_type: Annotated[
         list[str] | None,
         Option(
@@ -117,19 +132,8 @@ class LoadOptions(ContextOptions):
             show_default=False,
         ),
     ] = None
-    cache: Annotated[
-        str, Option("--cache", metavar="KIND", help="KV cache kind: contiguous or paged.")
-    ] = "contiguous"
-    backend: Annotated[
-        str | None,
-        Option(
-            "--backend",
-            metavar="NAME",
-            envvar="QUANTCLI_BACKEND",
-            help="compiled (default), or reference: slow, in NumPy, for checking.",
-            show_default=False,
-        ),
-    ] = None
+    cache: CacheKind = "contiguous"
+    backend: BackendName = None
 
     def checked(self) -> "LoadOptions":
         """Return these options after checking every name, before anything slow begins."""
