@@ -93,4 +93,6 @@ class Fusion:
         if op.kind == "rms_norm" and op.params["group"] and len(self.readers[buffer]) == 1:
             norm, buffer = op, op.inputs[0]
             self.on_path.add(op.output)
+        in_place = norm is not None or rope is not None
+        assert not in_place or len(self.readers[buffer]) == 1, (buffer, "is rotated in place")
         return HeadPath(buffer, norm, rope)

@@ -258,6 +258,16 @@ def test_buffers_are_shared_only_where_nothing_is_lost(
     check(logits(plan, body(plan, x)))
 
 
+def test_a_query_that_is_rotated_in_place_has_no_other_reader() -> None:
+    plan, x = start()
+    plan.layer = 0
+    q, k, v = (plan.linear(x, name, 64) for name in "qkv")
+    ends = [plan.rope(b, Rope("norm", 32, 100.0), 32) for b in (q, k)]
+    x = plan.add(plan.attention(*ends, v, Heads(2, 2, 32, 0.2)), q)
+    with pytest.raises(AssertionError, match="rotated in place"):
+        Fusion(logits(plan, x))
+
+
 def test_what_is_fused_is_read_off_the_plan() -> None:
     plan, x = start()
     plan.layer = 0
