@@ -64,7 +64,10 @@ def host_features() -> dict[str, bool]:
     """Return LLVM's features of this CPU. Imports llvmlite, which does not start Numba."""
     import llvmlite.binding as llvm
 
-    features = dict(llvm.get_host_cpu_features())
+    try:
+        features = dict(llvm.get_host_cpu_features())
+    except RuntimeError:  # as documented, where LLVM does not know how to find out
+        features = {}
     if platform.machine() in _ARM and not features.get("dotprod"):
         features["dotprod"] = _arm_has_dot_product()  # LLVM lists few of Arm's features
     return features
