@@ -17,7 +17,7 @@ from quantcli.errors import CheckpointError
 
 STEPS = 2_000_000  # a template takes some 300 for a message
 STEPS_PER_CHARACTER = 16
-STEPS_PER_CALL = 4
+STEPS_PER_CALL = 16
 LONGEST = 1 << 20  # characters of one text
 LONGEST_PER_CHARACTER = 16
 MOST_ITEMS = 1 << 17  # of one list, with those of the lists in it

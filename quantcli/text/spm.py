@@ -109,6 +109,9 @@ def _piece_kinds(vocabulary: Vocabulary, kinds: bytes) -> bytearray:
     piece_kinds = bytearray(kinds.translate(table))
     unknown = vocabulary.ids.get("unknown", max(0, kinds.find(Kind.UNKNOWN)))
     piece_kinds[unknown] = Kind.UNKNOWN
+    nul = vocabulary.by_text.get("\0", unknown)
+    if nul != unknown:
+        piece_kinds[nul] = Kind.UNUSED  # the library would say so on stderr
     return piece_kinds
 
 
@@ -175,10 +178,7 @@ def _pieces(texts: Sequence[str], scores: F32, kinds: bytes | bytearray) -> byte
     """
     import numpy as np
 
-    try:
-        encoded = [text.encode() for text in texts]
-    except UnicodeEncodeError as error:
-        raise CheckpointError(f"{TOKENS} holds text that is not UTF-8: {error}") from error
+    encoded = [text.encode() for text in texts]
     text_nbytes = np.fromiter(map(len, encoded), np.int64, len(encoded))
     text_header = 1 + _varint_nbytes(text_nbytes)
     body = text_header + text_nbytes + _SCORE_NBYTES + _KIND_NBYTES

@@ -76,6 +76,10 @@ def read_vocabulary(metadata: Metadata, defaults: Defaults) -> Vocabulary:
     texts = strings(metadata, TOKENS)
     if not texts:
         raise CheckpointError(f"{TOKENS} is empty; the file has no vocabulary.")
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError as error:
+        raise CheckpointError(f"{TOKENS} holds text that is not UTF-8: {error}.") from error
     notes: list[str] = []
     ids = _special_ids(metadata, defaults, len(texts), notes)
     kinds = _kinds(metadata, texts, ids)

@@ -143,6 +143,13 @@ def test_long_numbers_are_grouped_as_by_the_pattern(
     assert ours(pre).encode(text) == ids_of(whole, text)
 
 
+def test_a_byte_token_stands_for_its_byte() -> None:
+    made = bpe_metadata([], user_defined=("<0x0A>",))
+    made["tokenizer.ggml.token_type"][-1] = Kind.BYTE
+    tokenizer = from_metadata(made)
+    assert tokenizer.token_bytes(tokenizer.n_vocab - 1) == b"\n"
+
+
 def test_every_way_to_split_text_opens() -> None:
     for pre in PRETOKENIZERS:
         tokenizer = from_metadata(bpe_metadata(["h i"], pre))

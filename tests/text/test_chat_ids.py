@@ -245,6 +245,13 @@ def test_messages_nested_without_end_are_refused() -> None:
         encode_chat(ours(), TEMPLATES["chatml"], [{"role": "user", "content": "x", "y": nested}])
 
 
+def test_a_vocabulary_without_control_tokens_will_do() -> None:
+    made = bpe_metadata(trained_merges(), control=())
+    tokenizer = from_metadata({**made, "tokenizer.ggml.eos_token_id": 0})
+    ids = encode_chat(tokenizer, TEMPLATES["chatml"], chat("<|im_end|>"))
+    assert tokenizer.decode(ids).startswith("<|im_start|>user\n<|im_end|><|im_end|>\n")
+
+
 def test_further_names_reach_the_template() -> None:
     template = ChatTemplate("{{ greeting }} {{ tools[0].name }} {{ think }}")
     ids = encode_chat(ours(), template, chat("x"), greeting="<s>", tools=[{"name": "a"}], think=1)

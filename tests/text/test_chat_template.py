@@ -40,6 +40,7 @@ def test_tools_and_calls_are_rendered_as_by_transformers() -> None:
 
 
 FEATURES = (
+    "{{ [{'a':1},{'a':2}]|join('-', attribute='a') }}",
     "{{ [3,1,2]|sort|join(', ') }} {{ [1,2]|sum }} {{ [{'a':1}]|sum(attribute='a') }}",
     "{{ 'a b c'|replace('b', 'x') }} {{ 'aaa'|replace('a', 'b', 2) }} {{ 'x'.replace('x','yy') }}",
     "{{ '%s is %05.1f' % ('pi', 3.14159) }} {{ '%d'|format(3) }} {{ '{:>5}|{x}'.format(1, x=2) }}",
@@ -128,6 +129,8 @@ def test_a_system_message_in_parts_goes_before_the_users_too() -> None:
     )
     got = rendered(source, [SYSTEM, {"role": "user", "content": PARTS}])
     assert "user\nBe kind.\n\n one two<|im_end|>" in got
+    silent = [{"role": "system", "content": None}, {"role": "user", "content": PARTS}]
+    assert "user\n\n\n one two<|im_end|>" in rendered(source, silent)
 
 
 def test_without_a_user_a_system_message_stays() -> None:

@@ -175,6 +175,17 @@ def test_integer_scores_are_taken() -> None:
     assert from_metadata(made).encode(text) == ours(False).encode(text)
 
 
+def test_a_piece_that_is_a_nul_gives_way_to_its_byte_without_a_word(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    pieces = [*pieces_of(trained_processor()), ("\0", -1.0, 1)]
+    tokenizer = from_metadata(spm_metadata(pieces))
+    ids = tokenizer.encode("a\0b", add_special=False)
+    assert len(pieces) - 1 not in ids
+    assert tokenizer.decode(ids) == "a\0b"
+    assert capfd.readouterr().err == ""
+
+
 def test_text_that_is_not_utf8_is_refused() -> None:
     made = spm_metadata([("<unk>", 0, 2), ("<s>", 0, 3), ("</s>", 0, 3), ("\udcff", 0, 1)])
     with pytest.raises(CheckpointError, match="tokens holds text that is not UTF-8"):
