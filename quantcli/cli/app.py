@@ -46,10 +46,11 @@ def build() -> Typer:
     import typer
 
     from quantcli import catalog
+    from quantcli.cli.arguments import Command
 
     app = typer.Typer(
         name="quantcli",
-        help="Quantize language models and run them on a CPU.",
+        help="Run quantized language models on a CPU.",
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -60,11 +61,12 @@ def build() -> Typer:
         version: bool = typer.Option(False, "--version", is_eager=True, help="Show the version."),
         debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error."),
     ) -> None:
-        """Quantize language models and run them on a CPU."""
+        """Run quantized language models on a CPU."""
 
     for row in catalog.COMMANDS:
         module = catalog.load("command", row.name)
-        app.command(row.name, help=module.command.__doc__, short_help=row.summary)(module.command)
+        described = {"help": module.command.__doc__, "short_help": row.summary}
+        app.command(row.name, cls=Command, **described)(module.command)
     return app
 
 
