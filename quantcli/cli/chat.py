@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from quantcli.cli import generation, terminal
+from quantcli.cli.prompt import checked_text
 from quantcli.errors import QuantcliError, UsageError
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Chat:
 
     def handle(self, line: str) -> None:
         """Carry out a slash command, or answer a message."""
-        text = line.strip()
+        text = checked_text(line, "the message").strip()
         if text.startswith("//"):
             self.answer(text[1:])
         elif text.startswith("/"):
@@ -154,13 +155,13 @@ class Chat:
 
         if not name:
             raise UsageError("/save needs the name of a file.")
-        path = Path(name).expanduser()
+        path = _path(name)
         if path.exists() and not self.reader.confirm(f"{path} exists. Overwrite it?"):
             print("not saved")
             return
         system = [{"role": "system", "content": self.system}] if self.system else []
         document = {"model": self.loaded.name, "messages": [*system, *self.messages]}
-        path.write_text(json.dumps(document, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+        _write_whole(path, json.dumps(document, ensure_ascii=False, indent=2) + "\n")
         print(f"saved {len(self.messages)} messages to {path}")
 
     def leave(self, _: str) -> None:
@@ -197,6 +198,35 @@ def converse(
             status.warn("Without a chat template the model continues the text it is given.")
         system = given.system
         Chat(loaded, worker, status, sampling, params, reader, templated, system).loop()
+
+
+def _path(name: str) -> Path:
+    """Return a path, `~` resolved. Raises UsageError for one that no file can have."""
+    try:
+        path = Path(name).expanduser()
+    except RuntimeError:  # no such user, or no home
+        raise UsageError(f"{name} is in a home folder that is not known. Give the path.") from None
+    if "\0" in name:
+        raise UsageError("a file's name cannot hold a NUL character. Give another.")
+    return path
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write a file, or leave what was there if the disk is full."""
+    if path.exists() and not path.is_file():  # a device or a pipe
+        path.write_text(text, encoding="utf-8")
+        return
+    path = path.resolve()  # a link stays one
+    draft = path.with_name(f"{path.name}.partial")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        if path.exists():
+            draft.chmod(path.stat().st_mode & 0o7777)
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        error.filename = str(path)
+        raise
 
 
 def _sentence(error: Exception) -> str:

@@ -291,7 +291,11 @@ class PromptOptions:
     file: Annotated[
         str | None,
         Option(
-            "-f", "--file", metavar="FILE", help="Read the prompt from a file.", show_default=False
+            "-f",
+            "--file",
+            metavar="FILE",
+            help="Read the prompt from a file; - is standard input.",
+            show_default=False,
         ),
     ] = None
     system: Annotated[

@@ -14,16 +14,17 @@ def read_prompt(prompt: str | None, file: str | None) -> str | None:
     """Return the prompt given with -p or -f, else what is piped in; None on a terminal.
 
     One line break at the end of a file or of standard input is dropped, because editors and
-    `echo` add it. Raises UsageError if the text is empty, given twice or not UTF-8.
+    `echo` add it. The file "-" is standard input. Raises UsageError if the text is empty, given
+    twice or not UTF-8.
     """
     if prompt is not None and file is not None:
         raise UsageError("two prompts are given, -p and -f. Give one.")
     if prompt is not None:
-        text = _checked_argument(prompt)
-    elif file is not None:
+        text = checked_text(prompt, "the prompt")
+    elif file is not None and file != "-":
         with open(file, "rb") as stream:
             text = _decode(stream, file)
-    elif sys.stdin is None or sys.stdin.isatty():
+    elif sys.stdin is None or (file is None and sys.stdin.isatty()):
         return None
     else:
         text = _decode(sys.stdin.buffer, "standard input")
@@ -32,13 +33,16 @@ def read_prompt(prompt: str | None, file: str | None) -> str | None:
     return text
 
 
-def _checked_argument(text: str) -> str:
-    """Return an argument, refusing bytes that the system could not decode."""
+def checked_text(text: str, name: str) -> str:
+    """Return text from an argument or a terminal. Raises UsageError if it was not UTF-8.
+
+    name   what the text is, for the error
+    """
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise UsageError(
-            f"the prompt is not valid UTF-8 at character {error.start}. Give it as UTF-8 text."
+            f"{name} is not valid UTF-8 at character {error.start}. Give it as UTF-8 text."
         ) from None
     return text
 

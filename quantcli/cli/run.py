@@ -39,7 +39,7 @@ def command(
     """
     from quantcli.cli import generation
     from quantcli.cli.chat import converse
-    from quantcli.cli.prompt import read_prompt
+    from quantcli.cli.prompt import checked_text, read_prompt
     from quantcli.cli.render import StatusLine
     from quantcli.cli.worker import Worker
 
@@ -47,6 +47,7 @@ def command(
     load.checked()
     sampling.params()
     prompt = read_prompt(given.prompt, given.file)
+    checked_text(given.system or "", "the system message")
     if prompt is None:
         _require_terminal(as_json=as_json)
     status = StatusLine(verbose=output.verbose, quiet=output.quiet)

@@ -105,6 +105,8 @@ class SamplingParams:
         for text in self.stop:
             if not isinstance(text, str) or not text:
                 raise UsageError(f"stop string {text!r}: it must be a string of at least one byte.")
+            if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
+                raise UsageError(f"stop string {text!r} is not valid UTF-8; no answer can hold it.")
 
     @classmethod
     def resolve(
@@ -137,7 +139,10 @@ def _check(name: str, value: object) -> None:
     accepted = int if kind is int else (int, float)
     if isinstance(value, bool) or not isinstance(value, accepted) or not lowest <= value <= highest:
         noun = "a whole number" if kind is int else "a number"
-        raise UsageError(f"{name} is {value!r}; it must be {noun} from {lowest:g} to {highest:g}.")
+        limits = (
+            f"{kind(lowest)} to {kind(highest)}" if kind is int else f"{lowest:g} to {highest:g}"
+        )
+        raise UsageError(f"{name} is {value!r}; it must be {noun} from {limits}.")
 
 
 def _check_bias(token: object, bias: object) -> None:

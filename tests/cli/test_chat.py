@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -204,3 +206,32 @@ def test_save_into_a_folder_that_is_not_there_is_an_error_and_the_chat_goes_on(
 def test_without_a_template_the_text_is_continued() -> None:
     _, engine = chat(["once", "more"], [["upon"], ["x"]], templated=False)
     assert prompts(engine) == ["once\n", "once\nupon\nmore\n"]
+
+
+def test_save_that_fails_leaves_the_file_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "chat.json"
+    path.write_text("before", encoding="utf-8")
+
+    def full_disk(draft: Path, text: str, encoding: str) -> None:
+        draft.write_bytes(text.encode(encoding)[:3])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", full_disk)
+    chat(["a", f"/save {path}"], [["x"]], says_yes=True)
+    assert str(path) in capsys.readouterr().err
+    assert path.read_bytes() == b"before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    "line", ["\udcffa", "/system \udcff", "/save ~no-such-user/x", "/save a\0b"]
+)
+def test_what_cannot_be_a_message_or_a_file_is_an_error_and_the_chat_goes_on(
+    line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held, engine = chat([line, "a"], [["x"]])
+    assert capsys.readouterr().err.count("error: ") == 1
+    assert prompts(engine) == ["user:a|"]
+    assert held.system is None

@@ -85,3 +85,8 @@ def test_a_missing_file_is_the_systems_error() -> None:
 def test_without_standard_input_there_is_no_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", None)
     assert read_prompt(None, None) is None
+
+
+def test_a_dash_is_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", Piped(b"piped\n"))
+    assert read_prompt(None, "-") == "piped"
