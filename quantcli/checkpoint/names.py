@@ -83,7 +83,7 @@ def missing(path: Path) -> str:
         return f"no such file: {path}. Did you mean {' or '.join(lower[entry] for entry in close)}?"
     models = [entry for entry in names if entry.lower().endswith(".gguf")]
     if models:
-        more = ", ..." if len(models) > 5 else ""
+        more = " and others" if len(models) > 5 else ""
         return f"no such file: {path}. That folder has {', '.join(models[:5])}{more}."
     return f"no such file: {path}. That folder has no .gguf file."
 

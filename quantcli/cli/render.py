@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import sys
 import time
@@ -118,6 +119,14 @@ def shorten(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: max(0, width - 3)]}..."
 
 
+def _columns() -> int:
+    """Return the width of the terminal that standard error is, 80 if it does not say."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
+    except (OSError, ValueError, AttributeError):
+        return 80
+
+
 class StatusLine:
     """One line on standard error that says what is going on; a `progress` callback.
 
@@ -182,6 +191,6 @@ class StatusLine:
             print(printable(text), file=sys.stderr, flush=True)
 
     def _write(self, text: str) -> None:
-        text = shorten(text, 78)
+        text = shorten(text, min(78, _columns() - 1))  # a line that wraps cannot be rewritten
         print(f"\r{text.ljust(self._width)}\r{text}", end="", file=sys.stderr, flush=True)
         self._width = len(text)

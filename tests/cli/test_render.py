@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 
 import pytest
 
@@ -117,3 +118,13 @@ def test_a_detail_is_shown_on_a_terminal_and_is_no_new_stage(
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     render.StatusLine()("measuring", 1, 4, "tg128\x1b")
     assert capsys.readouterr().err.endswith("measuring 25%: tg128\\x1b")
+
+
+def test_status_is_no_wider_than_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("sys.stderr.fileno", lambda: 2, raising=False)
+    monkeypatch.setattr("os.get_terminal_size", lambda _: os.terminal_size((20, 5)))
+    render.StatusLine()("a stage with a long name", 0, 0)
+    assert capsys.readouterr().err == "\ra stage with a l...\ra stage with a l..."
