@@ -156,9 +156,10 @@ class ChatTemplate:
     def _compiled(self) -> Template:
         from jinja2 import TemplateSyntaxError
 
+        environment = self._environment
         try:
-            with self._environment.use(self._budget({})):
-                return self._environment.from_string(self.source)
+            with environment.use(self._budget({})):
+                return environment.from_string(self.source)
         except TemplateSyntaxError as error:
             raise CheckpointError(_told(error.lineno, error.message or "")) from error
         except _failures() as error:
@@ -171,14 +172,16 @@ class ChatTemplate:
 
     def _rendered(self, messages: list[Message], budget: Budget, **names: object) -> str:
         template = self._compiled
+        # Not self._environment, which another thread may have made anew.
+        environment = cast("BoundedEnvironment", template.environment)
         values = {"tools": None, "documents": None, **self.tokens, "messages": messages, **names}
         chunks: list[str] = []
         try:
-            with self._environment.use(budget):
+            with environment.use(budget):
                 for chunk in template.root_render_func(template.new_context(values)):
                     budget.make(len(chunk))
                     chunks.append(chunk)
-                return self._environment.concat(chunks)
+                return environment.concat(chunks)
         except _failures() as error:
             raise CheckpointError(_told(_line(error, template), error)) from error
 
