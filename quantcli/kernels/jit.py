@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 from quantcli import __version__
@@ -60,8 +62,37 @@ _configure()
 
 import numba  # noqa: E402
 from numba import cfunc, types  # noqa: E402
+from numba.core.caching import FunctionCache  # noqa: E402
 
 OP_SIGNATURE = types.void(types.int64, types.int64, types.int64)  # (args, thread, n_threads)
+
+
+def _forgive_cache() -> None:
+    """Make what is wrong with the cache cost time and nothing else.
+
+    A crash or a full disk leaves entries cut short, and Numba would fail on them for ever. Such an
+    entry is compiled anew and replaced; a kernel that cannot be kept is used all the same.
+    """
+    load, save = FunctionCache.load_overload, FunctionCache.save_overload
+
+    def load_overload(self, sig, target_context):
+        try:
+            return load(self, sig, target_context)
+        except MemoryError:
+            raise
+        except Exception:  # noqa: BLE001 - a damaged pickle raises anything
+            with suppress(OSError):
+                self.flush()
+            return None
+
+    def save_overload(self, sig, data):
+        with suppress(OSError, EOFError, UnpicklingError):
+            save(self, sig, data)
+
+    FunctionCache.load_overload, FunctionCache.save_overload = load_overload, save_overload
+
+
+_forgive_cache()
 
 
 def njit(function):

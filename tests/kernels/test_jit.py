@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -66,3 +67,50 @@ def test_the_cache_folder_is_of_these_sources_and_this_instruction_set() -> None
     folder = jit.cache_dir()
     assert folder.name.endswith(f"-{jit._sources_digest()}-{jit.ISA.name}")
     assert os.environ["NUMBA_CACHE_DIR"] == str(folder)
+
+
+ONE = """
+from quantcli.kernels import elementwise, jit
+kernel = next(v for v in vars(elementwise).values() if isinstance(v, jit.OpKernel))
+assert kernel.address
+print(kernel._compiled.cache_hits)
+"""
+FULL_DISK = """
+import errno
+from quantcli.kernels import jit
+from numba.core.caching import IndexDataCacheFile
+def save(self, key, data):
+    raise OSError(errno.ENOSPC, "No space left on device")
+IndexDataCacheFile.save = save
+"""
+
+
+@pytest.mark.parametrize("kind", ["*.nbc", "*.nbi", "*.nb*"])
+@pytest.mark.parametrize("left", [0, 20], ids=["empty", "cut short"])
+def test_a_damaged_entry_is_compiled_anew_and_replaced(
+    one_kernel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, left: int
+) -> None:
+    folder = shutil.copytree(one_kernel, tmp_path / "cache")
+    monkeypatch.setenv("QUANTCLI_CACHE_DIR", str(folder))
+    for path in folder.rglob(kind):
+        os.truncate(path, left)
+    assert run(ONE) == ["0"]
+    assert run(ONE) == ["1"]
+
+
+def test_a_kernel_that_cannot_be_kept_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUANTCLI_CACHE_DIR", str(tmp_path))
+    assert run(FULL_DISK + ONE) == ["0"]
+    assert files(str(tmp_path)) == {}
+
+
+@pytest.fixture(scope="module")
+def one_kernel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a cache folder that holds one kernel."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("QUANTCLI_CACHE_DIR", str(folder))
+        assert run(ONE) == ["0"]
+    return folder
