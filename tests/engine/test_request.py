@@ -123,3 +123,13 @@ def test_keys_without_a_counterpart_are_named() -> None:
 def test_n_keep_below_minus_1_is_refused() -> None:
     with pytest.raises(UsageError, match="n_keep is -2"):
         Request((1,), n_keep=-2)
+
+
+def test_a_stop_string_that_no_answer_can_hold_is_refused() -> None:
+    with pytest.raises(UsageError, match="not valid UTF-8"):
+        SamplingParams(stop=("\udcff",))
+
+
+def test_limits_of_whole_numbers_are_shown_in_full() -> None:
+    with pytest.raises(UsageError, match="from -1 to 18446744073709551615"):
+        SamplingParams(seed=-2)
