@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import gguf
@@ -36,7 +37,7 @@ def threads() -> Iterator[kernel_calls.Threads]:
 
 
 def inputs(fmt: BlockFormat, n_blocks: int = 2) -> int:
-    """Return a row length: whole blocks, and for plain floats one that ends inside a panel block."""
+    """Return a row length: whole blocks, but for plain floats one that ends inside one."""
     return 100 if fmt.name in PLAIN else n_blocks * max(fmt.weights_per_block, 64)
 
 
@@ -162,7 +163,7 @@ def test_a_row_has_the_same_bits_in_any_group(fmt: BlockFormat) -> None:
         cuts = np.unique([0, 64, *random.integers(1, 64, random.integers(1, 20))])
         parts = [
             multiply(packed, activations_for(packed, x[start:stop]))
-            for start, stop in zip(cuts[:-1], cuts[1:], strict=True)
+            for start, stop in itertools.pairwise(cuts)
         ]
         assert np.concatenate(parts).tobytes() == want.tobytes()
 
