@@ -41,7 +41,7 @@ LONG_PIECE = 1 << 14
 # The regular expressions give up after 10 million steps back, so a piece is never longer than this.
 LONGEST_PIECE = 1 << 20
 # Grouping digits from the right looks ahead over a whole number: quadratic, so these are cut too.
-LONGEST_NUMBER = 300  # a multiple of 3
+LONGEST_NUMBER = 99  # a multiple of 3
 
 _LONG_NUMBER = re.compile(rf"\d{{{LONGEST_NUMBER + 1},}}")
 
