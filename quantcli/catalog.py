@@ -57,6 +57,11 @@ KV_TYPES = (
 COMMANDS = (
     Row("bench", "quantcli.cli.bench", "Measure prompt processing and generation speed."),
     Row(
+        "compare",
+        "quantcli.cli.compare",
+        "Compare two models' answers to a prompt, token by token.",
+    ),
+    Row(
         "doctor", "quantcli.cli.doctor", "Show what this machine offers and what quantcli will use."
     ),
     Row(
