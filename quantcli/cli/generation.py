@@ -86,6 +86,12 @@ def notes(loaded: Loaded) -> Iterator[str]:
     ignored = ignored_file_keys(loaded.metadata)
     if ignored:
         yield f"the file's {', '.join(ignored)} have no counterpart here and are ignored."
+    trained = loaded.metadata.get(f"{loaded.metadata.get('general.architecture')}.context_length")
+    if isinstance(trained, int) and loaded.model.context > trained:
+        yield (
+            f"the context of {loaded.model.context} tokens is longer than the {trained} that this "
+            "model was trained on; beyond them answers may be poor."
+        )
 
 
 def load(name: str, options: LoadOptions, worker: Worker, status: StatusLine) -> Loaded:

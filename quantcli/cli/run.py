@@ -55,6 +55,8 @@ def command(
         if prompt is None:
             converse(loaded, worker, status, given, sampling)
         else:
+            if given.chat is None and loaded.template is None:
+                status.note(f"{name} has no chat template: it continues the text, as --no-chat.")
             asked = _request(loaded, prompt, given, sampling)
             _answer(generation.Answer(loaded.engine, asked, worker), loaded, status, as_json)
 

@@ -146,3 +146,15 @@ def test_an_interrupted_answer_is_printed_and_the_interrupt_raised(
     assert engine.n_cancelled == 1
     assert captured.out.endswith("x\n")
     assert "generated" in captured.err
+
+
+@pytest.mark.parametrize(("context", "said"), [(64, False), (65, True)])
+def test_a_context_beyond_what_the_model_was_trained_on_is_remarked(
+    context: int, said: bool
+) -> None:
+    loaded = fake_loaded(FakeEngine([]), FakeModel(context=context))
+    keys = {"general.architecture": "llama", "llama.context_length": 64}
+    loaded.checkpoint.metadata.update(keys)  # type: ignore[attr-defined]
+    notes = list(generation.notes(loaded))
+    assert len(notes) == said
+    assert all("65" in note and "64" in note for note in notes)
