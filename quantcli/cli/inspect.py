@@ -75,8 +75,12 @@ def report(
     """Yield the lines for people."""
     from quantcli.cli import render
 
+    facts = summary(checkpoint)
+    facts["files"] = (
+        _shown(facts["files"]) if len(checkpoint.paths) > 1 else checkpoint.paths[0].name
+    )
     yield "summary"
-    yield render.facts(summary(checkpoint))
+    yield render.facts(facts)
     yield "memory"
     yield render.facts(memory(checkpoint, wanted))
     yield "metadata"
@@ -101,28 +105,37 @@ def summary(checkpoint: "Checkpoint") -> "dict[str, JsonValue]":
     """Return what one wants to know first."""
     metadata = checkpoint.metadata
     facts: dict[str, JsonValue] = {
-        "files": ", ".join(path.name for path in checkpoint.paths),
+        "files": [path.name for path in checkpoint.paths],
         "name": _text(metadata, "general.name"),
         "architecture": _text(metadata, "general.architecture"),
-        "licence": _text(metadata, "general.license"),
+        "licence": _joined(metadata, "general.license", "general.license.name"),
+        "licence_link": _text(metadata, "general.license.link"),
         "parameters": checkpoint.n_params,
         "weights_nbytes": checkpoint.nbytes,
         "bits_per_weight": round(8 * checkpoint.nbytes / max(1, checkpoint.n_params), 3),
+        "tokenizer": _joined(metadata, "tokenizer.ggml.model", "tokenizer.ggml.pre"),
+        "chat_template": _text(metadata, "tokenizer.chat_template") is not None,
     }
+    if facts["licence_link"] is None:
+        del facts["licence_link"]
     hyper = _hyper(checkpoint)
     if isinstance(hyper, str):
         facts["not_supported"] = hyper
-    else:
-        facts["layers"] = hyper.n_layers
-        facts["width"] = hyper.d_model
-        facts["heads"] = max(hyper.n_heads)
-        facts["kv_heads"] = max(hyper.n_kv_heads)
-        facts["head_dim"] = hyper.head_dim
-        facts["vocabulary"] = hyper.n_vocab
-        facts["train_context"] = hyper.context
-    if checkpoint.notes:
-        facts["notes"] = " ".join(checkpoint.notes)
-    return facts
+        return facts | _notes(checkpoint)
+    facts["layers"] = hyper.n_layers
+    facts["width"] = hyper.d_model
+    facts["heads"] = max(hyper.n_heads)
+    facts["kv_heads"] = max(hyper.n_kv_heads)
+    facts["head_dim"] = hyper.head_dim
+    facts["vocabulary"] = hyper.n_vocab
+    facts["train_context"] = hyper.context
+    if why := _why_not(checkpoint):
+        facts["not_supported"] = why
+    return facts | _notes(checkpoint)
+
+
+def _notes(checkpoint: "Checkpoint") -> "dict[str, JsonValue]":
+    return {"notes": " ".join(checkpoint.notes)} if checkpoint.notes else {}
 
 
 def memory(checkpoint: "Checkpoint", wanted: ContextOptions) -> "dict[str, JsonValue]":
@@ -131,7 +144,8 @@ def memory(checkpoint: "Checkpoint", wanted: ContextOptions) -> "dict[str, JsonV
     from quantcli.errors import ModelError, ResourceError
 
     try:
-        return plan_facts(memory_plan(checkpoint, wanted))
+        plan = memory_plan(checkpoint, wanted)
+        return {"kv_type": wanted.chosen_kv_type(), **plan_facts(plan)}
     except (ModelError, ResourceError) as error:
         return {"none": str(error)}
 
@@ -158,6 +172,23 @@ def _hyper(checkpoint: "Checkpoint") -> "Hyper | str":
         return str(error)
 
 
+def _why_not(checkpoint: "Checkpoint") -> str | None:
+    """Return what keeps a file of a known architecture from being run, None if nothing does.
+
+    Memory is not looked at: that is the machine's business.
+    """
+    from quantcli.errors import ModelError, ResourceError
+    from quantcli.runtime.sizing import size_model
+
+    try:
+        size_model(checkpoint, context=16)
+    except ModelError as error:
+        return str(error)
+    except ResourceError:
+        return None
+    return None
+
+
 def _plan_lines(checkpoint: "Checkpoint") -> Iterator[str]:
     """Yield the operations of a forward pass, or why there are none."""
     from quantcli.arch import get
@@ -182,10 +213,17 @@ def _formats(checkpoint: "Checkpoint") -> str:
         for i, n in enumerate((1, prod(info.shape), info.nbytes)):
             counts[i] += n
     rows = [
-        (f"  {name}", str(n), f"{n_params / 1e6:.2f} M", size(nbytes))
+        (
+            f"  {name}",
+            str(n),
+            f"{n_params / 1e6:.2f} M",
+            size(nbytes),
+            f"{8 * nbytes / max(1, n_params):.4g}",
+        )
         for name, (n, n_params, nbytes) in sorted(totals.items())
     ]
-    return render.table(("  format", "tensors", "parameters", "size"), rows, right="lrrr")
+    headers = ("  format", "tensors", "parameters", "size", "bits per weight")
+    return render.table(headers, rows, right="lrrrr")
 
 
 def _tensors(checkpoint: "Checkpoint") -> str:
@@ -225,6 +263,12 @@ def _items(metadata: Mapping[str, object]) -> Iterator[tuple[str, object]]:
 def _text(metadata: Mapping[str, object], key: str) -> str | None:
     """Return a value as text, None if it is missing."""
     return next((str(value) for found, value in _items(metadata) if found == key), None)
+
+
+def _joined(metadata: Mapping[str, object], *keys: str) -> str | None:
+    """Return several values in one, the second and later in brackets, those missing left out."""
+    found = [text for key in keys if (text := _text(metadata, key)) is not None]
+    return f"{found[0]} ({', '.join(found[1:])})" if len(found) > 1 else "".join(found) or None
 
 
 def _shown(value: object) -> str:
