@@ -61,9 +61,14 @@ def parse(output: str) -> dict[str, float]:
 
 
 def test_name(entry: Mapping[str, int]) -> str:
-    """Return llama-bench's short name of a test: pp for the prompt, tg for generation, @d depth."""
+    """Return llama-bench's short name of a test: pp for the prompt, tg for generation, @d depth.
+
+    Ours also says x4 for four sequences at once.
+    """
     n_prompt, n_gen, depth = entry["n_prompt"], entry["n_gen"], entry.get("n_depth", 0)
     name = "+".join([f"pp{n_prompt}"] * bool(n_prompt) + [f"tg{n_gen}"] * bool(n_gen))
+    if entry.get("n_sequences", 1) > 1:
+        name += f" x{entry['n_sequences']}"
     return f"{name} @ d{depth}" if depth else name
 
 

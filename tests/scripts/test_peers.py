@@ -71,7 +71,7 @@ def test_quantcli_json_gives_the_same_tests(peers: ModuleType) -> None:
 
 
 def test_quantcli_bench_has_the_keys_that_are_read() -> None:
-    from quantcli.cli.bench import Result
+    from quantcli.cli.bench_results import Result
 
     keys = {field.name for field in dataclasses.fields(Result)}
     assert {"n_prompt", "n_gen", "n_depth", "avg_ts"} <= keys
@@ -84,6 +84,7 @@ def test_quantcli_bench_has_the_keys_that_are_read() -> None:
         ({"n_prompt": 0, "n_gen": 128, "n_depth": 0}, "tg128"),
         ({"n_prompt": 512, "n_gen": 128}, "pp512+tg128"),
         ({"n_prompt": 0, "n_gen": 128, "n_depth": 2048}, "tg128 @ d2048"),
+        ({"n_prompt": 0, "n_gen": 128, "n_depth": 0, "n_sequences": 4}, "tg128 x4"),
     ],
 )
 def test_a_test_is_named_as_llama_bench_names_it(
