@@ -67,6 +67,21 @@ from numba.core.caching import FunctionCache  # noqa: E402
 OP_SIGNATURE = types.void(types.int64, types.int64, types.int64)  # (args, thread, n_threads)
 
 
+# What reading a damaged pickle raises, and LLVM for a damaged object file.
+_DAMAGE = (
+    UnpicklingError,
+    EOFError,
+    OSError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    RuntimeError,
+)
+
+
 def _forgive_cache() -> None:
     """Make what is wrong with the cache cost time and nothing else.
 
@@ -78,15 +93,13 @@ def _forgive_cache() -> None:
     def load_overload(self, sig, target_context):
         try:
             return load(self, sig, target_context)
-        except MemoryError:
-            raise
-        except Exception:  # noqa: BLE001 - a damaged pickle raises anything
+        except _DAMAGE:
             with suppress(OSError):
                 self.flush()
             return None
 
     def save_overload(self, sig, data):
-        with suppress(OSError, EOFError, UnpicklingError):
+        with suppress(*_DAMAGE):
             save(self, sig, data)
 
     FunctionCache.load_overload, FunctionCache.save_overload = load_overload, save_overload
