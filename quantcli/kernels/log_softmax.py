@@ -86,8 +86,9 @@ def reference(rows: F32) -> np.ndarray:
     """Return SUMS (n_rows,) of rows f32 (n_rows, width)."""
     sums = np.zeros(len(rows), SUMS)
     sums["top"] = rows.max(axis=1)
+    origin = np.where(np.isneginf(sums["top"]), 0, sums["top"])
     with np.errstate(invalid="ignore"):
-        sums["total"] = np.exp(rows - sums["top"][:, None]).sum(axis=1)
+        sums["total"] = np.exp(rows - origin[:, None]).sum(axis=1)
     sums["argmax"] = rows.argmax(axis=1)
     return sums
 
