@@ -1,7 +1,8 @@
 """The decoder block that most architectures share, with a switch for each way they differ.
 
 x = embed(tokens); per layer x += o(attention(norm(x))), x += down(act(gate) * up) of norm(x);
-logits = output(norm(x)). An architecture is a `Decoder` with its switches set.
+logits = output(norm(x)). Behind the last attention, which stores keys and values of all rows, only
+rows whose logits are wanted go on. An architecture is a `Decoder` with its switches set.
 """
 
 from __future__ import annotations
@@ -65,10 +66,9 @@ class Decoder:
         x = plan.embed(EMBEDDING, hyper.n_vocab, hyper.d_model, self.embed_scale(hyper))
         for layer in range(hyper.n_layers):
             plan.layer = layer
-            x = attention(plan, self, hyper, x)
+            x = attention(plan, self, hyper, x, is_last=layer == hyper.n_layers - 1)
             x = gated_mlp(plan, self, hyper, x)
         plan.layer = None
-        x = plan.select(x)
         x = plan.rms_norm(x, "output_norm.weight", hyper.eps)
         tied = "output.weight" not in hyper.tensors
         x = _linear(plan, hyper, x, EMBEDDING if tied else "output.weight", hyper.n_vocab)
@@ -78,7 +78,7 @@ class Decoder:
         return plan
 
 
-def attention(plan: Plan, arch: Decoder, hyper: Hyper, x: Buffer) -> Buffer:
+def attention(plan: Plan, arch: Decoder, hyper: Hyper, x: Buffer, *, is_last: bool) -> Buffer:
     """Append the attention half of a layer; return the residual stream after it."""
     layer, prefix = _here(plan)
     heads = Heads(
@@ -101,6 +101,8 @@ def attention(plan: Plan, arch: Decoder, hyper: Hyper, x: Buffer) -> Buffer:
     q = plan.rope(q, rope, heads.head_dim)
     k = plan.rope(k, rope, heads.head_dim)
     o = plan.attention(q, k, v, heads)
+    if is_last:
+        o, x = plan.select(o), plan.select(x)
     o = _linear(plan, hyper, o, f"{prefix}.attn_output.weight", hyper.d_model)
     if arch.post_norms:
         o = plan.rms_norm(o, f"{prefix}.post_attention_norm.weight", hyper.eps)

@@ -1,7 +1,8 @@
 """Turn a plan into op arrays of addresses for the compiled executor.
 
-The plan is cut at `select`: the trunk runs once a step, the head once for each slice of rows whose
-logits are wanted. Everything an address points at is owned by the Lowered plan or what it holds.
+The plan is cut at its first `select`: the trunk runs once a step, the head once for each slice of
+rows whose logits are wanted. They share no region, so that every slice finds the trunk's as it was.
+Everything an address points at is owned by the Lowered plan or what it holds.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ class Lowering:
     def _lower(self, op: Op) -> None:
         if op.kind == "select":
             self.ops = self.head
+        assert op.output.axis == (OUTPUTS if self.ops is self.head else TOKENS), op
         if self.fusion.is_fused(op):
             return
         if op.output not in self._done:
