@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -11,6 +12,12 @@ import pytest
 
 # Where nothing listens: a test that forgets its stand-in server fails at once, and stays offline.
 NOWHERE = "http://127.0.0.1:9"
+
+
+# A shell starts what runs in the background with Ctrl-C ignored, and children inherit that; tests
+# that send one to a child mean it to arrive.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
