@@ -11,7 +11,10 @@ _Decoder = getincrementaldecoder("utf-8")
 class Detokenizer(Protocol):
     """What a stream needs of a tokenizer."""
 
-    drops_leading_space: bool
+    @property
+    def drops_leading_space(self) -> bool:
+        """Whether the space a text starts with was added by the tokenizer."""
+        ...
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes that a token stands for."""
