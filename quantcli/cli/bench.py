@@ -225,13 +225,13 @@ def _show(results: "list[Result]", kind: str, old: "list[Entry] | None") -> None
         return
     print()
     for line in footer(results):
-        print(render.printable(line))
+        print(f"- {render.printable(line)}")
     if old is not None:
         rows = [change.cells() for change in changes]
         print()
         print(render.markdown(bench_compare.HEADERS, rows, right=bench_compare.ALIGNED))
-        for line in bench_compare.machine_notes(results, old):
-            print(render.printable(line))
+        notes = list(bench_compare.machine_notes(results, old))
+        print("\n".join(["", *(f"- {render.printable(note)}" for note in notes)]) if notes else "")
 
 
 def _save(results: "list[Result]", path: Path, *, force: bool) -> None:
