@@ -67,7 +67,7 @@ COMMANDS = (
     Row(
         "eval",
         "quantcli.cli.eval",
-        "Measure how well models predict: perplexity, divergence from a base, multiple choice.",
+        "Measure perplexity, divergence from a base, or multiple-choice accuracy.",
     ),
     Row(
         "inspect", "quantcli.cli.inspect", "Show a model's metadata, tensors, plan and memory need."

@@ -130,7 +130,7 @@ def command(
     output: OutputOptions,
     as_json: Json = False,
 ) -> None:
-    """Measure how well models predict: perplexity, divergence from a base, multiple choice.
+    """Measure perplexity, divergence from a base, or multiple-choice accuracy.
 
     --ctx is the length of a chunk. Ctrl-C prints what was measured until then.
     """
