@@ -67,7 +67,7 @@ COMMANDS = (
     Row(
         "eval",
         "quantcli.cli.eval",
-        "Measure perplexity, divergence from a base, or multiple-choice accuracy.",
+        "Measure perplexity, KL divergence or multiple-choice accuracy.",
     ),
     Row(
         "inspect", "quantcli.cli.inspect", "Show a model's metadata, tensors, plan and memory need."

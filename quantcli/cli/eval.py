@@ -130,7 +130,7 @@ def command(
     output: OutputOptions,
     as_json: Json = False,
 ) -> None:
-    """Measure perplexity, divergence from a base, or multiple-choice accuracy.
+    """Measure perplexity, KL divergence or multiple-choice accuracy.
 
     --ctx is the length of a chunk. Ctrl-C prints what was measured until then.
     """
