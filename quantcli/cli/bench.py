@@ -223,15 +223,14 @@ def _show(results: "list[Result]", kind: str, old: "list[Entry] | None") -> None
             document |= {"then_ts": change.then, "ratio": change.ratio}
         render.emit_json(documents)
         return
-    print()
-    for line in footer(results):
-        print(f"- {render.printable(line)}")
+    print("", *(f"- {render.printable(line)}" for line in footer(results)), sep="\n")
     if old is not None:
         rows = [change.cells() for change in changes]
         print()
         print(render.markdown(bench_compare.HEADERS, rows, right=bench_compare.ALIGNED))
         notes = list(bench_compare.machine_notes(results, old))
-        print("\n".join(["", *(f"- {render.printable(note)}" for note in notes)]) if notes else "")
+        if notes:
+            print("", *(f"- {render.printable(note)}" for note in notes), sep="\n")
 
 
 def _save(results: "list[Result]", path: Path, *, force: bool) -> None:
