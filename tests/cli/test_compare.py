@@ -199,3 +199,16 @@ def test_ctrl_c_shows_what_there_is(pair: Pair) -> None:
     assert out.startswith(b"A  fine.gguf\nB  rough.gguf\n\nA     ")
     assert b"part at" not in out
     assert b"Traceback" not in err
+
+
+def test_a_real_model_in_half_the_cache_is_close_and_in_pages_the_same(
+    smollm2_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("QUANTCLI_BACKEND")
+    words = (smollm2_path, "-p", "The capital of France is", "--no-chat", "-c", 128, "-n", 6)
+    half = document(capsys, *words, "--kv-type-b", "q8_0")
+    assert 0 < half["summary_a"]["kl_mean"] < 0.05
+    assert " Paris" in half["a"]["text"]
+    same = document(capsys, *words, "--cache-b", "paged", "--threads-b", 1)
+    assert same["a"]["tokens"] == same["b"]["tokens"] == half["a"]["tokens"]
+    assert same["summary_a"]["kl_max"] == 0
