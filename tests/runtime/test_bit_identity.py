@@ -92,6 +92,18 @@ def test_chunks_threads_and_caches_change_nothing(
             model.kv.free(0)
 
 
+@pytest.mark.parametrize("n_threads", [15, 18])
+def test_more_threads_than_work_or_counters_change_nothing(
+    n_threads: int, path_of: Callable[[str], Path], alone: Callable[..., F32]
+) -> None:
+    """An op has 16 counters."""
+    tokens, expected = prompt(N_VOCAB, 260), alone("qwen3", 260)
+    with loaded(path_of("qwen3"), n_threads=n_threads, context=272) as model:
+        assert_same(feed(model, tokens[:3], chunk=1), expected[:3])
+        assert_same(feed(model, tokens[3:258], start=3), expected[3:258])
+        assert_same(feed(model, tokens[258:], start=258, chunk=1), expected[258:])
+
+
 @pytest.mark.parametrize("arch", MODELS)
 def test_steps_of_1_to_64_rows_of_a_sequence_change_nothing(
     arch: str, path_of: Callable[[str], Path], alone: Callable[..., F32]

@@ -129,6 +129,20 @@ def test_logits_stay_until_the_next_forward(tiny_path: Path) -> None:
         assert logits.dtype == np.float32
 
 
+@pytest.mark.parametrize("cache", catalog.names("cache"))
+@pytest.mark.parametrize("context", [1, 2, 15, 17, 63, 65])
+def test_any_context_can_be_filled_to_its_end(context: int, cache: str, tiny_path: Path) -> None:
+    tokens = prompt(273, 65)
+    with loaded(tiny_path, context=65) as model:
+        expected = feed(model, tokens)
+    with loaded(tiny_path, context=context, cache=cache, n_sequences=2) as model:
+        for sequence in (0, 1):
+            found = feed(model, tokens[:context], sequence=sequence, chunk=40)
+            assert found.tobytes() == expected[:context].tobytes()
+            with pytest.raises(ResourceError, match=f"{context + 1} tokens do not fit the context"):
+                model.kv.reserve(sequence, context + 1)
+
+
 # ---- more outputs than the head takes at a time
 
 
@@ -277,6 +291,19 @@ def test_threads_end_with_the_model(tiny_path: Path) -> None:
         del model
         gc.collect()
         assert workers() == before
+
+
+@pytest.mark.parametrize("what", ["preparing kernels", "loading"])
+def test_threads_end_when_loading_is_broken_off(what: str, tiny_path: Path) -> None:
+    before = workers()
+
+    def progress(doing: str, done: int, total: int) -> None:
+        if doing.startswith(what) and done == total:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as caught, loaded(tiny_path, progress=progress):
+        raise AssertionError("it loaded")
+    assert workers() == before, caught
 
 
 def test_a_closed_model_computes_nothing(tiny_path: Path) -> None:

@@ -106,6 +106,7 @@ def test_rows_may_be_chosen_behind_the_last_attention(
         assert_same(*models)
 
 
+@pytest.mark.model
 @pytest.mark.parametrize("name", ["smollm2", "gemma3"])
 def test_rows_of_a_real_model_may_be_chosen_there(
     name: str, request: pytest.FixtureRequest
