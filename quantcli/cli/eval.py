@@ -89,6 +89,7 @@ class BaseOptions:
 
     def check(self) -> None:
         """Raise UsageError for options that do not go together, or a file in the way."""
+        from quantcli.evaluate.logits_file import LogitsFile
         from quantcli.evaluate.output_file import check_free
 
         for name, value in (("--logits", self.logits), ("--html", self.html)):
@@ -100,6 +101,8 @@ class BaseOptions:
             check_free(self.html, "--html", force=self.force)
         if self.logits is not None:
             check_free(self.logits, "--logits", force=True)
+            if self.logits.exists() and not self.force:
+                LogitsFile(self.logits).close()  # refuses what is none before anything slow
 
 
 @expand

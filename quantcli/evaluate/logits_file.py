@@ -174,6 +174,10 @@ class LogitsFile:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
         self._file.close()
 
     def chunk(self, number: int) -> tuple[tuple[int, ...], Predictions]:
