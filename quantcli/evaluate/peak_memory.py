@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from quantcli.runtime.memory import peak_memory
@@ -37,8 +36,4 @@ class PeakMemory:
         """Return the peak in bytes, None if it cannot be told."""
         if not self._is_known:
             return None
-        try:
-            found = re.search(r"^VmHWM:\s*(\d+) kB", self._status.read_text("ascii"), re.MULTILINE)
-        except (OSError, UnicodeDecodeError):
-            found = None
-        return int(found[1]) * 1024 if found else peak_memory()
+        return peak_memory(self._status)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from quantcli.runtime import cgroup
 
 MIN_CONTEXT = 512  # a default below this is of no use; less must be asked for
 _CONTEXT_STEP = 256  # a context cut to what fits is a multiple of this, and so of the KV page
+_STATUS = Path("/proc/self/status")
 _KV_BLOCKS = {"f16": (1, 2), "q8_0": (32, 34)}  # values a block, bytes a block
 
 
@@ -141,12 +143,22 @@ def total_memory() -> int:
     return int(psutil.virtual_memory().total)
 
 
-def peak_memory() -> int:
-    """Return the most bytes of memory this process has held at once."""
+def peak_memory(status: Path = _STATUS) -> int:
+    """Return the most bytes of memory this process has held at once.
+
+    status   Linux's file on this process. Its account starts with the program, where that of
+             getrusage starts with the fork and so may be the parent's.
+    """
     if sys.platform == "win32":
         import psutil
 
         return int(psutil.Process().memory_info().peak_wset)
+    try:
+        found = re.search(r"^VmHWM:\s*(\d+) kB", status.read_text("ascii"), re.MULTILINE)
+    except (OSError, UnicodeDecodeError):
+        found = None
+    if found:
+        return int(found[1]) * 1024
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,7 @@ from quantcli.runtime.memory import (
     available_memory,
     choose_context,
     kv_nbytes_per_token,
+    peak_memory,
     plan_memory,
     reserve,
     size,
@@ -196,3 +199,16 @@ def test_without_a_limit_the_machine_decides(tmp_path: Path) -> None:
 )
 def test_sizes_have_three_digits(nbytes: int, text: str) -> None:
     assert size(nbytes) == text
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the parent's peak is not inherited")
+def test_the_peak_is_this_program_s_and_not_its_parent_s() -> None:
+    import numpy as np
+
+    code = "from quantcli.runtime.memory import peak_memory; print(peak_memory())"
+    block = np.ones(256 << 20, np.uint8)  # what a forked child starts with
+    child = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert peak_memory() >= block.nbytes
+    assert 5_000_000 < int(child.stdout) < 200_000_000
