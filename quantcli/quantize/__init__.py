@@ -46,7 +46,7 @@ class Statistics:
 
     importance  f32 (n_in,)        mean of x_j ** 2 over the tokens
     n_tokens    rows that were counted (for an expert: those routed to it)
-    hessian     f32 (n_in, n_in)   mean of x x^T over the tokens, symmetric; None where not asked for
+    hessian     f32 (n_in, n_in)   mean of x x^T, symmetric; None where not asked for
     """
 
     importance: F32
