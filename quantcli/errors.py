@@ -9,6 +9,7 @@ QuantcliError
     ShapeError        a dimension does not fit a format or an op
   ResourceError       not enough memory, context full, disk full      exit 1
     DownloadError     a model could not be fetched or did not verify
+    QueueFull         too many requests wait already
   Cancelled           the user stopped it                             exit 130
 
 A message is one line of up to three parts: what is wrong with the value seen; what would be
@@ -70,6 +71,10 @@ class ResourceError(QuantcliError):
 
 class DownloadError(ResourceError):
     """A model could not be fetched, or what was fetched does not verify."""
+
+
+class QueueFull(ResourceError):
+    """As many requests wait as may; later there will be room."""
 
 
 class Cancelled(QuantcliError):
