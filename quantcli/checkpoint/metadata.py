@@ -59,6 +59,10 @@ class StringArray(Sequence[str]):
         start, stop = self._bounds[index : index + 2].tolist()
         return self._data[start + LENGTH_NBYTES : stop]
 
+    def encoded(self) -> bytes:
+        """Return all strings as a GGUF file holds them: each led by its length, u64."""
+        return self._data[int(self._bounds[0]) : int(self._bounds[-1])]
+
     def to_list(self) -> list[str]:
         """Return all strings; 262,144 take about 60 ms."""
         data, bounds = self._data, self._bounds.tolist()
