@@ -3,6 +3,7 @@
 QuantcliError
   UsageError          the command line or request is wrong            exit 2
     UnknownName       not in the catalog; says what is, and the closest
+    RequestError      a request to the server is refused; says the field and the HTTP status
   ModelError          the file is not what it should be               exit 1
     CheckpointError   truncated, bad magic, missing tensor
     UnsupportedModel  valid, but not supported; says which feature
@@ -47,6 +48,34 @@ class UnknownName(UsageError):
         self.closest = close[0] if close else None
         hint = f" Did you mean {self.closest}?" if self.closest else ""
         super().__init__(f"unknown {kind} {name!r}.{hint} Known: {', '.join(self.known)}.")
+
+
+class RequestError(UsageError):
+    """A request to the server is refused; carries what OpenAI's clients read besides the message.
+
+    status   of the HTTP response
+    param    the field that is wrong, None if it is none in particular
+    code     what programs tell cases apart by, None if there is nothing to tell
+    kind     OpenAI's `type`
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        param: str | None = None,
+        code: str | None = None,
+        kind: str = "invalid_request_error",
+        **details: int,
+    ) -> None:
+        """Keep the parts; details are further numbers that the body of the response tells."""
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+        self.kind = kind
+        self.details = details
 
 
 class ModelError(QuantcliError):

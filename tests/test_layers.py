@@ -48,8 +48,10 @@ HOMES = {
     "rich": ("cli", "cli.*"),
     "safetensors": ("checkpoint", "checkpoint.*"),
     "sentencepiece": ("text.spm",),
+    "starlette": ("server", "server.*"),
     "tokenizers": ("text", "text.*"),
     "typer": ("cli", "cli.*"),
+    "uvicorn": ("server", "server.*"),
 }
 
 # Scheduling is pure: these work on ints alone, whatever their imports import.
@@ -153,7 +155,8 @@ def test_each_library_is_used_only_where_it_may_be() -> None:
 
 def test_every_library_used_is_a_declared_dependency() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    names = {re.split(r"[^\w-]", line)[0] for line in project["dependencies"]}
+    lines = [*project["dependencies"], *project["optional-dependencies"]["serve"]]
+    names = {re.split(r"[^\w-]", line)[0] for line in lines}
     declared = {name.lower().replace("-", "_") for name in names}
     used = {library for module in modules() for library, _ in libraries(module)} - PEERS
     assert {BROUGHT_BY.get(library, library) for library in used} <= declared

@@ -28,7 +28,9 @@ HEAVY = frozenset(
         "rich",
         "safetensors",
         "sentencepiece",
+        "starlette",
         "tokenizers",
+        "uvicorn",
     }
 )
 ASK_FOR_HELP = """
