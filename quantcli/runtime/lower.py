@@ -54,6 +54,8 @@ class Lowering:
         self.ops = self.trunk
         self.staging = Staging(sources.n_threads, sources.max_rows[TOKENS], sources.step)
         self.scratch = np.zeros(0, np.uint8)
+        self.given: dict[Buffer, Region] = {}
+        self.kept: dict[Buffer, Region] = {}
         self._attention: list[np.void] = []
         self._regions: dict[Buffer, Region] = {}
         self._uses = {buffer: 0 for buffer in self.fusion.producers}
@@ -105,6 +107,14 @@ class Lowering:
         return self.sources.step.word("n_outputs" if axis == OUTPUTS else "n_tokens")
 
     # ---- one method for each kind of op
+
+    def _lower_given(self, op: Op) -> None:
+        """Make room for a buffer that whoever runs the ops fills, see `runtime.stretch`."""
+        self.given[op.output] = self._place(op.output)
+
+    def _lower_keep(self, op: Op) -> None:
+        """Remember where a buffer lies that is looked at after the last op."""
+        self.kept[op.inputs[0]] = self._regions[op.inputs[0]]
 
     def _lower_embed(self, op: Op) -> None:
         matrix = self.sources.weights.matrices[op.weights[0]]

@@ -108,7 +108,7 @@ class Weights:
         weights = cls(sum(sizes))
         for name, shape in shapes.items():
             if len(shape) == 1:
-                weights.vectors[name] = _padded(checkpoint.tensor(name).dequantize())
+                weights.vectors[name] = padded(checkpoint.tensor(name).dequantize())
         total, done = sum(info.nbytes for info in infos.values()), 0
         slab = np.empty(max([_SLAB_NBYTES, *_smallest_slabs(checkpoint, matrices)]), np.uint8)
         for name, info in infos.items():
@@ -134,7 +134,7 @@ def _arena(nbytes: int) -> mmap.mmap:
     return arena
 
 
-def _padded(vector: F32) -> F32:
+def padded(vector: F32) -> F32:
     """Return a vector with zeros up to a multiple of 32 values."""
     padded = np.zeros(-(-vector.size // 32) * 32, np.float32)
     padded[: vector.size] = vector
