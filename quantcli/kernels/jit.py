@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -31,15 +33,27 @@ def _cache_root() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quantcli"
 
 
+_PACKAGE = Path(__file__).parent
+_OFFLINE = _PACKAGE / "quantize"  # compiled loops that no forward pass runs
+
+
 def _sources_digest() -> str:
     """Hash the kernel sources: Numba's own index does not notice edits in imported files."""
+    sources = [*_PACKAGE.rglob("*.py"), _PACKAGE.parent / "runtime" / "executor.py"]
+    return _digest(source for source in sources if _OFFLINE not in source.parents)
+
+
+def _digest(sources: Iterable[Path]) -> str:
     digest = hashlib.sha256()
-    package = Path(__file__).parent
-    for source in sorted(
-        [*package.rglob("*.py"), *(package.parent / "runtime").glob("executor.py")]
-    ):
+    for source in sorted(sources):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]
+
+
+@cache
+def _offline_digest() -> str:
+    """Hash the sources that only quantizing needs, so that they may change alone."""
+    return _digest(_OFFLINE.rglob("*.py"))
 
 
 def cache_dir() -> Path:
@@ -110,7 +124,12 @@ _forgive_cache()
 
 def njit(function):
     """Compile a kernel on first call, cached on disk."""
-    return numba.njit(nogil=True, error_model="numpy", cache=True)(function)
+    compiled = numba.njit(nogil=True, error_model="numpy", cache=True)(function)
+    is_offline = _OFFLINE in Path(function.__code__.co_filename).parents
+    if is_offline and isinstance(compiled._cache, FunctionCache):
+        # The folder's name does not tell of these sources, so the entries do.
+        compiled._cache._cache_file._source_stamp = _offline_digest()
+    return compiled
 
 
 def inline(function):

@@ -114,3 +114,31 @@ def one_kernel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setenv("QUANTCLI_CACHE_DIR", str(folder))
         assert run(ONE) == ["0"]
     return folder
+
+
+OFFLINE = """
+import sys
+from pathlib import Path
+from quantcli.kernels import jit
+jit._OFFLINE = Path({folder!r})
+sys.path.insert(0, {folder!r})
+import double
+assert double.twice(3) == double.FACTOR * 3
+print(sum(double.twice.stats.cache_hits.values()))
+"""
+
+
+def test_offline_kernels_are_compiled_anew_when_one_of_their_sources_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUANTCLI_CACHE_DIR", str(tmp_path / "cache"))
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    code = OFFLINE.format(folder=str(folder))
+    double = "from factor import FACTOR\nfrom quantcli.kernels.jit import njit\n\n\n@njit\n"
+    double += "def twice(x):\n    return FACTOR * x\n"
+    (folder / "double.py").write_text(double, encoding="utf-8")
+    (folder / "factor.py").write_text("FACTOR = 2\n", encoding="utf-8")
+    assert [run(code), run(code)] == [["0"], ["1"]]
+    (folder / "factor.py").write_text("FACTOR = 4\n", encoding="utf-8")
+    assert [run(code), run(code)] == [["0"], ["1"]]
