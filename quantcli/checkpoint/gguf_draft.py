@@ -11,8 +11,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
+from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -46,16 +48,19 @@ class GGUFDraft:
         run: str,
         resume: bool = False,
         force: bool = False,
+        safe_every_s: float = 0.0,
     ) -> None:
         """Start a draft, or with `resume` go on with the one of an interrupted run.
 
-        run  identifies whatever decides the bytes: model, recipe, calibration
+        run           identifies whatever decides the bytes: model, recipe, calibration
+        safe_every_s  work that a kill may cost: flushing to the disk takes longer than some tensors
 
         Raises UsageError if the path is taken, or the draft there is of another run or held by
         another process; ResourceError if the disk is too small.
         """
         check_target(path, force=force)
         self.path, self.tensors, self._force = path, tuple(tensors), force
+        self._safe_every_s, self._safe_at = safe_every_s, monotonic()
         self._part = path.with_name(f".{path.name}.part")
         self._journal = path.with_name(f".{path.name}.part.json")
         head = encode_head(metadata, tensors)
@@ -92,7 +97,7 @@ class GGUFDraft:
         self.close()
 
     def write(self, slabs: Iterable[U8]) -> None:
-        """Append the next tensor and return once it is safely on the disk.
+        """Append the next tensor and return once it is safely on the disk, or will be soon.
 
         slabs  its bytes in order, u8 (n,) each
 
@@ -107,7 +112,8 @@ class GGUFDraft:
                 self._append(memoryview(bytes(padding(spec, self._pad_to))))
                 stop = self._file.tell()
                 assert stop == self._starts[self.n_done + 1], (spec.name, "slabs of another size")
-                self._record(self.n_done + 1)
+                if monotonic() - self._safe_at >= self._safe_every_s:
+                    self._record(self.n_done + 1)
         except BaseException:
             self._cut()
             raise
@@ -125,6 +131,7 @@ class GGUFDraft:
     def finish(self) -> None:
         """Put the complete file in place."""
         assert self.n_done == len(self.tensors), (self.n_done, len(self.tensors))
+        flush(self._file)
         self._file.close()
         replace(self._part, self.path, force=self._force)
         remove_partial(self._journal)
@@ -140,7 +147,11 @@ class GGUFDraft:
     def close(self) -> None:
         """Let go of the draft, and keep it."""
         if not self._file.closed:
-            self._file.close()
+            try:
+                with suppress(OSError):  # what the disk refuses is done again
+                    self._record(self.n_done)
+            finally:
+                self._file.close()
         self._unlock()
 
     def _resumed(self) -> int:
@@ -173,6 +184,7 @@ class GGUFDraft:
             json.dump({**self._id, "n_done": n_done}, file)
             flush(file)
         os.replace(fresh, self._journal)
+        self._safe_at = monotonic()
 
     def _cut(self) -> None:
         """Drop what follows the last tensor that is done."""

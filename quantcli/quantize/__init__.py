@@ -20,8 +20,8 @@ from the layers before it as they were quantized. The pipeline then does
                 layer.put(name, QTensor(...))    # what later groups and layers see
         # on to the next layer: the walk runs the tokens through what was put
 
-and stores, after each layer, the layer's tensors and `walk.state()`, so that a run that was broken
-off goes on with `walk.restore(...)` and ends in the same bytes.
+and stores, when the next layer is there, `walk.state()` beside the tensors of those before it, so
+that a run that was broken off goes on with `walk.restore(...)` and ends in the same bytes.
 """
 
 from __future__ import annotations
@@ -131,11 +131,15 @@ class LayerWalk(Protocol):
         ...
 
     def state(self) -> State:
-        """Return the activations that enter the next layer, and whatever else it takes to go on."""
+        """Return the activations that enter the layer just yielded, before anything is put."""
         ...
 
     def restore(self, state: State, next_layer: int) -> None:
-        """Go on with a layer, from the state stored after the one before it."""
+        """Begin with a layer, counted from 0, from the state that entered it."""
+        ...
+
+    def close(self) -> None:
+        """Stop threads and give memory back."""
         ...
 
 

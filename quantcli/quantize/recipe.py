@@ -159,12 +159,12 @@ class Choice:
     @property
     def loses_twice(self) -> bool:
         """Whether rounded weights are rounded again, which llama.cpp calls requantizing."""
-        return self.changes and is_lossy(self.source)
+        return self.changes and self.is_lossy
 
-
-def is_lossy(fmt: BlockFormat) -> bool:
-    """Return whether a format is one that models are quantized to, not trained in."""
-    return fmt.weights_per_block > 1
+    @property
+    def is_lossy(self) -> bool:
+        """Whether the source's format is one that models are quantized to, not trained in."""
+        return self.source.weights_per_block > 1
 
 
 def format_name(text: str) -> str:
