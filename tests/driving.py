@@ -5,6 +5,7 @@ from __future__ import annotations
 from fakes import FakeModel, FakeTokenizer
 
 from quantcli.engine.loop import Engine
+from quantcli.engine.options import EngineOptions
 from quantcli.engine.request import Event, FinishReason, Request, SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -14,8 +15,10 @@ def greedy(**params: object) -> SamplingParams:
     return SamplingParams(temperature=0.0, **params)  # type: ignore[arg-type]
 
 
-def engine_of(model: FakeModel, tokenizer: FakeTokenizer | None = None) -> Engine:
-    return Engine(model, tokenizer or FakeTokenizer(), sampler="reference")
+def engine_of(
+    model: FakeModel, tokenizer: FakeTokenizer | None = None, options: EngineOptions | None = None
+) -> Engine:
+    return Engine(model, tokenizer or FakeTokenizer(), options=options, sampler="reference")
 
 
 def finish_all(engine: Engine) -> dict[int, list[Event]]:

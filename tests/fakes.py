@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantcli.errors import Cancelled
-from quantcli.kvcache import create
+from quantcli.kvcache import Copy, create
 from quantcli.runtime.step import Batch
 
 F32 = npt.NDArray[np.float32]
@@ -31,6 +31,8 @@ class FakeModel:
     n_slots      slots of the cache in all
     before       called at the start of each forward with its batch; may raise
     """
+
+    shares_pages = True
 
     def __init__(
         self,
@@ -84,6 +86,13 @@ class FakeModel:
             else:
                 row[:] = said
         return logits
+
+    def copy_slots(self, copies: list[Copy]) -> None:
+        """Copy slots between pages."""
+        for source, target, n_slots in copies:
+            pages = self._slots.reshape(self.kv.n_pages, self.kv.page_size)
+            assert EMPTY not in pages[source, :n_slots], "slots are copied that were never written"
+            pages[target, :n_slots] = pages[source, :n_slots]
 
     def cancel(self) -> None:
         """Break the forward off that is running."""

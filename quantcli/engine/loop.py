@@ -8,24 +8,24 @@ while not engine.is_idle:
 
 from __future__ import annotations
 
-import secrets
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from itertools import count
+from dataclasses import asdict
 from typing import Protocol
 
-from quantcli.engine.generation import Generation
+from quantcli.engine.generation import Generation, Grammar
+from quantcli.engine.options import EngineOptions, EngineStatus, Totals
+from quantcli.engine.pace import Pace
 from quantcli.engine.request import Event, FinishReason, Request
-from quantcli.engine.sampling import F32, Chooser, Sampler
-from quantcli.engine.scheduler import Job, Scheduler, Slice, drop_older_half
-from quantcli.errors import Cancelled, ResourceError, UsageError
-from quantcli.kvcache import KVCache
+from quantcli.engine.sampling import F32, Chooser
+from quantcli.engine.scheduler import Scheduler, Slice
+from quantcli.engine.submission import Submissions
+from quantcli.errors import Cancelled, ModelError, QueueFull, UsageError
+from quantcli.kvcache import Copy, KVCache
 from quantcli.runtime.step import Batch
 from quantcli.text import Tokenizer
-from quantcli.text.stream import TextStream
 
 Progress = Callable[[str, int, int], None]
 
@@ -37,9 +37,14 @@ class Model(Protocol):
     context: int
     max_rows: int
     kv: KVCache
+    shares_pages: bool
 
     def forward(self, batch: Batch) -> F32:
         """Compute a step; return logits f32 (len(batch.outputs), n_vocab), valid until the next."""
+        ...
+
+    def copy_slots(self, copies: list[Copy]) -> None:
+        """Copy slots between pages of the cache, in order."""
         ...
 
     def cancel(self) -> None:
@@ -47,11 +52,15 @@ class Model(Protocol):
         ...
 
 
+def _no_grammar(spec: object) -> Grammar:
+    raise UsageError(f"{spec}: grammars are not there yet.")
+
+
 class Engine:
     """Runs many requests on one model.
 
-    `submit` and `cancel` may be called from any thread; everything else from one, the model's.
-    What a request answers depends on nothing but the request.
+    `submit`, `cancel` and `status` may be called from any thread; everything else from one, the
+    model's. What a request answers depends on nothing but the request.
     """
 
     def __init__(
@@ -59,29 +68,45 @@ class Engine:
         model: Model,
         tokenizer: Tokenizer,
         *,
+        options: EngineOptions | None = None,
         sampler: str = "compiled",
         progress: Progress | None = None,
     ) -> None:
         """Start without requests.
 
+        options    how requests share the engine
         sampler    "compiled", or "reference" for the sampling chain as it is written down
         progress   called with what is being done, how much is done and of how much
         """
+        self.options = options = options or EngineOptions()
         self._model = model
-        self._tokenizer = tokenizer
         # Logits beyond the vocabulary are padding of the output matrix.
         self._n_tokens = min(model.n_vocab, tokenizer.n_vocab)
         self._n_slots = min(model.context, model.kv.n_pages * model.kv.page_size)
         if progress:
             progress("preparing the sampler for this CPU, slow only once", 0, 1)
-        self._chooser = Chooser(self._n_tokens, sampler)
-        self._scheduler = Scheduler(model.kv, model.max_rows)
-        self._numbers = count(1)
-        self._open: dict[int, Generation] = {}
+        self._submissions = Submissions(
+            tokenizer,
+            Chooser(self._n_tokens, sampler),
+            context=model.context,
+            n_slots=self._n_slots,
+            grammar=_no_grammar,
+        )
+        self._max_jobs = min(model.max_rows, model.kv.n_pages, options.max_jobs or model.max_rows)
+        self._scheduler = Scheduler(
+            model.kv,
+            model.max_rows,
+            self._max_jobs,
+            is_sharing=options.prefix_caching and model.shares_pages,
+            overcommit=options.overcommit,
+        )
+        self._pace = Pace()
+        self._totals = Totals()
+        self._open: dict[int, Generation] = {}  # by the number of their job
         self._lock = threading.Lock()  # of the next three
         self._submitted: deque[Generation] = deque()  # since the last step
         self._cancelled: deque[int] = deque()
-        self._computing: frozenset[int] = frozenset()  # while in the model
+        self._computing: frozenset[int] = frozenset()  # requests, while in the model
         self._unclaimed: list[Event] = []  # of other requests, seen by `generate`
 
     @property
@@ -92,35 +117,22 @@ class Engine:
     def submit(self, request: Request) -> int:
         """Put a request in the queue and return its number, which its events bear.
 
-        Raises UsageError for a prompt that is empty, too long or not of this vocabulary, and
-        ResourceError for one that the cache can never hold.
+        Raises UsageError for a prompt that is empty, too long or not of this vocabulary and for a
+        grammar that cannot be followed, ResourceError for a prompt that the cache can never hold,
+        and QueueFull if as many requests wait as may.
         """
-        tokens = self._prompt(request)
-        params = request.params
-        seed = params.seed
-        if seed is None or seed < 0:
-            seed = secrets.randbits(32)  # short enough to be typed in again
-        limit = params.max_tokens
-        if limit is not None and limit < 0:
-            limit = None
-        request = replace(request, params=replace(params, seed=seed, max_tokens=limit))
-        n_slots = self._n_slots
-        if limit is not None and not request.context_shift:
-            # The last token chosen is never computed.
-            n_slots = min(n_slots, len(tokens) + max(0, limit - 1))
-        eog = self._tokenizer.eog
-        banned = eog if params.ignore_eos else ()
-        sampler = Sampler(request.params, seed, self._chooser, banned, self._model.context)
-        number = next(self._numbers)
-        job = Job(number, tokens, n_slots, request.session)
-        stream = TextStream(self._tokenizer)
-        generation = Generation(number, request, job, sampler, stream, eog)
+        most = self.options.max_waiting
+        n_open = len(self._open) + len(self._submitted)
+        if most is not None and n_open >= most + self._max_jobs:
+            raise QueueFull(f"{n_open - self._max_jobs} requests wait already. Try again later.")
+        generations = self._submissions.generations(request)
         with self._lock:
-            self._submitted.append(generation)
-        return number
+            self._submitted.extend(generations)
+        self._totals.n_requests += 1
+        return generations[0].number
 
     def cancel(self, number: int) -> None:
-        """End a request. The next `step` frees its slots and returns its last event.
+        """End a request. The next `step` frees its slots and returns its choices' last events.
 
         A step that computes nothing else is broken off. Requests that have ended are ignored.
         """
@@ -136,10 +148,12 @@ class Engine:
         An error of one request is in its last event. An error of the model is raised, after the
         requests that were being computed have been dropped; they have no more events.
         """
+        start = time.perf_counter()
         events, self._unclaimed = self._unclaimed, []
         events += self._take_in()
-        if batch := self._scheduler.next_batch():
-            events += self._run(batch)
+        if batch := self._scheduler.next_batch(self._n_prompt_rows()):
+            events += self._run(batch, start)
+        self._totals.busy_s += time.perf_counter() - start
         return events
 
     def generate(self, request: Request) -> Iterator[Event]:
@@ -148,82 +162,63 @@ class Engine:
         Events of other requests are kept for `step`. Raises the request's error, if it has one.
         """
         number = self.submit(request)
+        n_left = request.n
         try:
-            while True:
+            while n_left:
                 events = self.step()
                 self._unclaimed += [event for event in events if event.request != number]
                 for event in events:
                     if event.request == number:
                         if event.error is not None:
                             raise event.error
+                        n_left -= event.finish is not None
                         yield event
-                        if event.finish is not None:
-                            return
         finally:
             self.cancel(number)
             self._unclaimed += [e for e in self._take_in() if e.request != number]
 
-    def close_session(self, session: int) -> None:
-        """Give a session's slots back, at once or when its running request ends."""
-        self._scheduler.close_session(session)
-
-    def _prompt(self, request: Request) -> list[int]:
-        """Return the tokens to start from."""
-        tokens = list(request.tokens)
-        if not tokens:
-            if self._tokenizer.bos is None:
-                raise UsageError(
-                    "the prompt is empty, and the model has no BOS token to start from."
-                )
-            tokens = [self._tokenizer.bos]
-        if bad := [token for token in tokens if not 0 <= token < self._n_tokens]:
-            raise UsageError(f"no token {bad[0]}; the vocabulary has {self._n_tokens}.")
-        if request.context_shift:
-            n_keep = self._n_keep(request, len(tokens))
-            while len(tokens) > self._n_slots:
-                drop_older_half(tokens, n_keep)
-        elif len(tokens) > self._model.context:
-            raise UsageError(
-                f"the prompt has {len(tokens)} tokens, and the context {self._model.context}. "
-                "Shorten the prompt, use a larger --ctx, or drop its older part with "
-                "--context-shift."
-            )
-        elif len(tokens) > self._n_slots:
-            raise ResourceError(
-                f"the prompt has {len(tokens)} tokens, and the KV cache {self._n_slots} slots. "
-                "Shorten the prompt or use a larger cache."
-            )
-        return tokens
-
-    def _n_keep(self, request: Request, n_prompt: int) -> int:
-        """Return how many tokens a context shift keeps; at least two others must fit."""
-        n_keep = n_prompt if request.n_keep < 0 else request.n_keep
-        if n_keep > self._n_slots - 2:
-            raise UsageError(
-                f"a context shift cannot keep {n_keep} tokens in a context of {self._n_slots}; "
-                f"at most {self._n_slots - 2}. Use a smaller --keep or a larger --ctx."
-            )
-        return n_keep
+    def status(self) -> EngineStatus:
+        """Return what the engine is doing and has done."""
+        kv, totals = self._model.kv, self._totals
+        return EngineStatus(
+            n_running=len(self._scheduler.running),
+            n_waiting=len(self._submitted) + self._scheduler.n_waiting,
+            n_slots=kv.n_pages * kv.page_size,
+            n_slots_used=(kv.n_pages - kv.n_free_pages) * kv.page_size,
+            n_slots_cached=kv.n_cached_pages * kv.page_size,
+            n_preempted=self._scheduler.n_preempted,
+            **asdict(totals),
+        )
 
     def _take_in(self) -> list[Event]:
         """Take over what was submitted and cancelled; return the last events of the cancelled."""
         with self._lock:
-            submitted, cancelled = list(self._submitted), list(self._cancelled)
+            submitted, cancelled = list(self._submitted), set(self._cancelled)
             self._submitted.clear()
             self._cancelled.clear()
         for generation in submitted:
-            self._open[generation.number] = generation
+            self._open[generation.job.number] = generation
             self._scheduler.add(generation.job)
         events = []
-        for number in cancelled:
-            if ended := self._open.get(number):
+        if cancelled:
+            for ended in [g for g in self._open.values() if g.number in cancelled]:
                 events.append(ended.end(FinishReason.CANCELLED))
                 self._close(ended)
         return events
 
-    def _run(self, batch: list[Slice]) -> list[Event]:
-        """Compute slices of jobs and choose the next token of those that are complete."""
-        start = time.perf_counter()
+    def _n_prompt_rows(self) -> int | None:
+        target_s = self.options.target_s
+        if target_s is None:
+            return None
+        n_others = len(self._scheduler.running)
+        return self._pace.prompt_rows(n_others, target_s, self._model.max_rows)
+
+    def _run(self, batch: list[Slice], start: float) -> list[Event]:
+        """Compute slices of jobs and choose the next tokens of those that are complete."""
+        for piece in batch:
+            if self._open[piece.job.number].start(start):
+                self._totals.n_prompt += len(piece.job.tokens)
+                self._totals.n_reused += piece.job.n_reused
         try:
             try:
                 logits = self._forward(batch)
@@ -236,48 +231,65 @@ class Engine:
             # Whatever it was: the cache may hold half a step of these.
             for piece in batch:
                 if generation := self._open.get(piece.job.number):
-                    self._close(generation, keep_session=False)
+                    self._close(generation, is_sound=False)
             raise
         return events
 
     def _forward(self, batch: list[Slice]) -> F32:
+        if copies := self._scheduler.take_copies():
+            self._model.copy_slots(copies)
         step = Batch([], [], [], [])
-        for job, start, stop, is_last in batch:
-            step.tokens.extend(job.tokens[start:stop])
+        for job, start, stop, first_output, _ in batch:
+            step.tokens.extend((job.tokens + job.draft if job.draft else job.tokens)[start:stop])
             step.positions.extend(range(start, stop))
             step.sequences.extend([job.seq] * (stop - start))
-            if is_last:
-                step.outputs.append(len(step.tokens) - 1)
-        self._computing = frozenset(piece.job.number for piece in batch)
+            n = len(step.tokens)
+            step.outputs.extend(range(n - (stop - first_output), n))
+        self._computing = frozenset(self._open[piece.job.number].number for piece in batch)
+        start_s = time.perf_counter()
         try:
-            return self._model.forward(step)
+            logits = self._model.forward(step)
         finally:
             self._computing = frozenset()
+        seconds = time.perf_counter() - start_s
+        self._pace.note(len(step.tokens), seconds)
+        self._totals.n_steps += 1
+        self._totals.n_computed += len(step.tokens)
+        self._totals.step_s += seconds
+        return logits
 
     def _choose(self, batch: list[Slice], logits: F32, step_start: float) -> list[Event]:
-        """Return the events of the requests whose next token can be chosen."""
+        """Return the events of the choices whose next tokens can be chosen."""
         events = []
         row = 0
         for piece in batch:
+            n_rows = piece.stop - piece.first_output
             generation = self._open.get(piece.job.number)
-            if generation is not None and piece.is_last:
-                events.append(self._next(generation, logits[row], step_start))
-            elif generation is not None:
-                generation.add_time(step_start)
-            row += piece.is_last
+            if generation is not None:
+                rows = logits[row : row + n_rows, : self._n_tokens]
+                events += self._take(generation, piece, rows, step_start)
+            row += n_rows
         return events
 
-    def _next(self, generation: Generation, row: F32, step_start: float) -> Event:
-        """Choose a request's next token; make room for it, or end the request."""
-        event = generation.next(row[: self._n_tokens], self._n_slots, step_start)
-        if event.finish is not None:
-            self._close(generation)
+    def _take(
+        self, generation: Generation, piece: Slice, rows: F32, step_start: float
+    ) -> list[Event]:
+        """Choose a choice's next tokens; make room for them, or end it."""
+        counters, totals = generation.counters, self._totals
+        totals.n_drafted += len(piece.job.draft)
+        n_generated, n_accepted = counters.n_generated, counters.n_accepted
+        events = generation.take(piece, rows, self._n_slots, step_start)
+        totals.n_generated += counters.n_generated - n_generated
+        totals.n_accepted += counters.n_accepted - n_accepted
+        if events and events[-1].finish is not None:
+            # Others would read the same NaNs; they are to compute them and see for themselves.
+            self._close(generation, is_sound=not isinstance(events[-1].error, ModelError))
         elif len(generation.job.tokens) > self._n_slots:
-            n_keep = self._n_keep(generation.request, generation.n_prompt)
+            n_keep = self._submissions.n_keep(generation.request, generation.n_prompt)
             self._scheduler.shift(generation.job, n_keep)
-            generation.n_shifts += 1
-        return event
+            generation.counters.n_shifts += 1
+        return events
 
-    def _close(self, generation: Generation, *, keep_session: bool = True) -> None:
-        del self._open[generation.number]
-        self._scheduler.remove(generation.job, keep_session=keep_session)
+    def _close(self, generation: Generation, *, is_sound: bool = True) -> None:
+        del self._open[generation.job.number]
+        self._scheduler.remove(generation.job, is_sound=is_sound)

@@ -91,3 +91,19 @@ class EngineStatus:
     n_preempted: int
     step_s: float
     busy_s: float
+
+
+@dataclass(slots=True)
+class Totals:
+    """What an engine has done since it was made; see `EngineStatus`."""
+
+    n_requests: int = 0
+    n_steps: int = 0
+    n_computed: int = 0
+    n_prompt: int = 0
+    n_reused: int = 0
+    n_generated: int = 0
+    n_drafted: int = 0
+    n_accepted: int = 0
+    step_s: float = 0.0
+    busy_s: float = 0.0

@@ -20,9 +20,13 @@ from quantcli.engine import rng
 from quantcli.engine.request import Logprobs, SamplingParams
 from quantcli.errors import ModelError, UnknownName, UsageError
 from quantcli.kernels import sampling as kernel
+from quantcli.kernels import token_mask
+from quantcli.kernels.weights import LOWEST, WEIGHT_BITS, weights_reference
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
+I64 = npt.NDArray[np.int64]
+U32 = npt.NDArray[np.uint32]
 
 BACKENDS = ("compiled", "reference")
 _F32_MAX = float(np.finfo(np.float32).max)
@@ -45,9 +49,9 @@ class Candidates(NamedTuple):
         return depths
 
     @property
-    def weights(self) -> kernel.I64:
+    def weights(self) -> I64:
         """Probabilities as whole numbers, 2**42 for the most likely token: i64 (n,)."""
-        return kernel.weights_reference(self.depths)
+        return weights_reference(self.depths)
 
 
 def top_k(c: Candidates, p: SamplingParams) -> Candidates:
@@ -64,7 +68,7 @@ def typical_p(c: Candidates, p: SamplingParams) -> Candidates:
     Source: Meister et al., Locally typical sampling, arXiv:2202.00666, section 4.
     """
     weights = c.weights
-    depths = np.maximum(c.depths, kernel.LOWEST)
+    depths = np.maximum(c.depths, LOWEST)
     moment = np.cumsum(weights * depths)[-1]  # cumsum adds in order, as the compiled loop does
     distance = np.abs(depths - moment / float(weights.sum())).astype(np.float32)
     return c.keep(
@@ -145,7 +149,7 @@ def _log(p: float) -> float:
     return math.log(p) if p > 0 else -math.inf
 
 
-def _reach(weights: kernel.I64, p: float) -> int:
+def _reach(weights: I64, p: float) -> int:
     """Return the weight that is a share p of all, at least 1."""
     return max(1, math.ceil(float(weights.sum()) * (p - kernel.SLACK)))
 
@@ -164,7 +168,8 @@ class Chooser:
         self._is_compiled = backend == "compiled"
         self._scratch = kernel.Scratch.of(n_tokens)
         self._row = np.zeros(n_tokens, np.float32)
-        self.choose(self._row, SamplingParams(), settings(SamplingParams()), 0.0)
+        usual, packed = SamplingParams(), settings(SamplingParams())
+        self.choose(self._row, usual, packed, 0.0)
 
     def choose(self, row: F32, params: SamplingParams, packed: np.ndarray, u: float) -> int:
         """Return a token, kernel.NOT_FINITE or kernel.NOTHING; see `choose_reference`."""
@@ -173,6 +178,26 @@ class Chooser:
                 row = self.copy(row)
             return int(kernel.choose(row, packed, u, self._scratch))
         return choose_reference(row, params, u)
+
+    def weigh(self, row: F32, params: SamplingParams, packed: np.ndarray) -> tuple[I64, I64]:
+        """Return what the chain leaves of a row that `choose` accepts: ids, ascending, and weights.
+
+        `choose` draws from these.
+        """
+        if not self._is_compiled:
+            left = candidates(row, params)
+            weights = left.weights if left.ids.size > 1 else np.ones(1, np.int64)
+            return left.ids.astype(np.int64), weights
+        n = int(kernel.weigh(row, packed, self._scratch))
+        return self._scratch.ids[:n].copy(), self._scratch.weights[:n].copy()
+
+    def mask(self, row: F32, allowed: U32) -> F32:
+        """Return a row with -inf for each token whose bit is not set, until the next copy."""
+        if self._is_compiled:
+            token_mask.mask(row, allowed, self._row)
+        else:
+            self._row[:] = token_mask.mask_reference(row, allowed)
+        return self._row
 
     def most_likely(self, row: F32, n: int) -> tuple[npt.NDArray[np.intp], int]:
         """Return the n most likely tokens, and the row's weight relative to its largest logit."""
@@ -183,7 +208,7 @@ class Chooser:
         else:
             ids = np.argsort(-row, kind="stable")[:n]
             depths = row.astype(np.float64) - float(row.max())
-            total = int(kernel.weights_reference(depths).sum())
+            total = int(weights_reference(depths).sum())
         return ids[np.lexsort((ids, -row[ids]))], total
 
     def copy(self, row: F32) -> F32:
@@ -203,6 +228,10 @@ def settings(params: SamplingParams) -> np.ndarray:
     return packed
 
 
+_GREEDY = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
+_GREEDY_SETTINGS = settings(_GREEDY)
+
+
 class Sampler:
     """Chooses the tokens of one request. What it chooses depends on nothing but the request.
 
@@ -216,12 +245,14 @@ class Sampler:
         chooser: Chooser,
         banned: Iterable[int] = (),
         context: int = 0,
+        ends: Iterable[int] = (),
     ) -> None:
         """Prepare for a request.
 
         seed     0 <= seed < 2**64
         banned   tokens never to choose, besides those that params.logit_bias bans
         context  what a repeat_last_n of -1 means
+        ends     tokens not to choose among the first params.min_tokens
         """
         self.params = params
         self.seed = seed
@@ -235,6 +266,7 @@ class Sampler:
             )
         self._bias_ids = np.array(list(bias), np.intp)
         self._bias = np.array(list(bias.values()), np.float64)
+        self._ends = np.array(sorted(ends), np.intp) if params.min_tokens else np.array([], np.intp)
         last_n = params.repeat_last_n if params.repeat_last_n >= 0 else context
         is_off = params.repeat_penalty == 1 and not (
             params.presence_penalty or params.frequency_penalty
@@ -254,15 +286,16 @@ class Sampler:
         recent.append(token)
         counts[token] += 1
 
-    def choose(self, row: F32, where: str = "") -> int:
+    def choose(self, row: F32, where: str = "", allowed: U32 | None = None) -> int:
         """Choose the next token from its logits f32 (n_tokens,), which stay as they are.
 
-        where  starts the message of an error
+        where    starts the message of an error
+        allowed  u32 (words,)   a bit for each token that may be chosen; None: all
 
         Raises ModelError if a logit is NaN or +inf or all are -inf, UsageError if the request
         itself bans every token.
         """
-        adjusted = self._adjusted(row)
+        adjusted = self._adjusted(row, allowed)
         u = rng.uniform(self.seed, self.n_chosen)
         token = self._chooser.choose(adjusted, self.params, self._packed, u)
         if token < 0:
@@ -270,18 +303,33 @@ class Sampler:
         self.n_chosen += 1
         return token
 
+    def check(self, row: F32, where: str = "") -> None:
+        """Raise ModelError if a logit of a row is NaN or +inf, or all are -inf."""
+        if self._chooser.choose(row, _GREEDY, _GREEDY_SETTINGS, 0.0) < 0:
+            raise _refusal(row, row, where)
+
+    def weigh(self, row: F32, where: str = "", allowed: U32 | None = None) -> tuple[I64, I64]:
+        """Return what `choose` would draw from: ids (n,), ascending, and their weights (n,).
+
+        Raises what `choose` raises.
+        """
+        adjusted = self._adjusted(row, allowed)
+        if self._chooser.choose(adjusted, self.params, self._packed, 0.0) < 0:
+            raise _refusal(row, adjusted, where)
+        return self._chooser.weigh(adjusted, self.params, self._packed)
+
     def logprobs(self, row: F32, token: int, n: int) -> Logprobs:
         """Return log-probabilities of a row that `choose` took, before biases and penalties."""
         ids, total = self._chooser.most_likely(row, max(n, 1))
-        zero = float(row[ids[0]]) + math.log(total) - kernel.WEIGHT_BITS * math.log(2)
+        zero = float(row[ids[0]]) + math.log(total) - WEIGHT_BITS * math.log(2)
         top = tuple((int(i), float(row[i]) - zero) for i in ids[:n])
         return Logprobs(float(row[token]) - zero, top)
 
-    def _adjusted(self, row: F32) -> F32:
-        """Return the row with biases and penalties applied; itself if there are none."""
-        if not self._bias.size and not self._counts:
-            return row
-        row = self._chooser.copy(row)
+    def _adjusted(self, row: F32, allowed: U32 | None = None) -> F32:
+        """Return the row with biases, penalties and bans applied; itself if there are none."""
+        ends = self._ends if self.n_chosen < self.params.min_tokens else self._ends[:0]
+        if self._bias.size or self._counts or ends.size:
+            row = self._chooser.copy(row)
         if self._bias.size:
             with np.errstate(invalid="ignore"):  # +inf - inf; `_write` keeps the +inf
                 biased = row[self._bias_ids].astype(np.float64) + self._bias
@@ -291,7 +339,9 @@ class Sampler:
             ids = np.fromiter(self._counts.keys(), np.intp, n)
             counts = np.fromiter(self._counts.values(), np.float64, n)
             _write(row, ids, penalized(row[ids].astype(np.float64), counts, self.params))
-        return row
+        if ends.size:
+            _write(row, ends, np.full(ends.size, -np.inf))
+        return row if allowed is None else self._chooser.mask(row, allowed)
 
 
 def penalized(logits: F64, counts: F64, p: SamplingParams) -> F64:
@@ -320,7 +370,9 @@ def _refusal(row: F32, adjusted: F32, where: str) -> ModelError | UsageError:
             "weights; try another file of the same model."
         )
     if row.max() > -np.inf:
-        return UsageError(f"{where}logit_bias and ignore_eos leave no token to choose.")
+        return UsageError(
+            f"{where}logit_bias, ignore_eos, min_tokens and the grammar leave no token to choose."
+        )
     return ModelError(
         f"{where}all {row.size} logits are -inf. The model file is damaged; try another file of "
         "the same model."

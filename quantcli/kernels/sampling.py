@@ -4,9 +4,8 @@ Everything is exact, so that the compiled loops and their NumPy twins choose the
 every machine:
 
 - Logits are compared as integers (`key`), which is also how a NaN is seen without a branch.
-- A probability is a whole number of 2**-42 of the most likely token's (`weight`), so that sums do
-  not depend on their order. A token 29 nats below the most likely one has weight 0.
-- exp is our own, in f64 without fused operations.
+- A probability is a whole number (`quantcli.kernels.weights`), so that sums do not depend on
+  their order.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantcli.kernels.jit import inline, njit
+from quantcli.kernels.weights import LOWEST, MAX_TOKENS, weight
 
 I64 = npt.NDArray[np.int64]
 F32 = npt.NDArray[np.float32]
@@ -26,18 +26,6 @@ f32 = np.float32
 f64 = np.float64
 
 BLOCK = 256  # logits whose largest is remembered, so that whole blocks can be passed over
-
-WEIGHT_BITS = 42  # the most likely token weighs 2**42; a row may hold 2**21 tokens before sums wrap
-MAX_TOKENS = 1 << (63 - WEIGHT_BITS)
-LOWEST = f64(-64.0)  # exp(-64) weighs nothing: smaller arguments are taken as this one
-
-# exp(x) = 2**n exp(r), n = round(x / ln 2), |r| <= ln 2 / 2. Adding MAGIC rounds to a whole number
-# and leaves it in the low bits. ln 2 in two parts, so that n * LN2_HIGH is exact.
-LOG2E = f64(1.4426950408889634)
-LN2_HIGH = f64(float.fromhex("0x1.62e42fee00000p-1"))
-LN2_LOW = f64(float.fromhex("0x1.a39ef35793c76p-33"))
-MAGIC = f64(6755399441055744.0)  # 1.5 * 2**52
-MAGIC_BITS = 0x4338000000000000
 
 PLUS_INF = 0x7F800000  # keys
 MINUS_INF = -0x7F800001
@@ -83,18 +71,6 @@ class Scratch(NamedTuple):
         return cls(block_max, ids, keys, weights, np.empty(n), bins)
 
 
-def weights_reference(x: F64) -> I64:
-    """Return exp(x) * 2**42 for x <= 0 as whole numbers within 2 of it, i64 (n,)."""
-    x = np.maximum(x, LOWEST)
-    n = np.rint(x * LOG2E)
-    r = (x - n * LN2_HIGH) - n * LN2_LOW
-    y = np.full_like(r, 1 / 3628800)
-    for factorial in (362880, 40320, 5040, 720, 120, 24, 6, 2, 1, 1):
-        y = y * r + 1 / factorial
-    scaled: F64 = np.ldexp(y, n.astype(np.int32) + WEIGHT_BITS)
-    return np.rint(scaled).astype(np.int64)
-
-
 def heaviest_reference(order: F64, weights: I64, target: int) -> npt.NDArray[np.intp]:
     """Return, ascending, the fewest indices whose weights reach `target`, largest `order` first.
 
@@ -117,29 +93,6 @@ def _logit(key):
     """Return the f32 with this key."""
     bits = np.int32(key)
     return np.int32(bits ^ np.int32(np.int32(bits >> 31) & np.int32(0x7FFFFFFF))).view(np.float32)
-
-
-@inline
-def _weight(x):
-    """Return exp(x) * 2**42 for an f64 x <= 0 as an i64; the twin of `weights_reference`."""
-    x = max(x, LOWEST)
-    shifted = x * LOG2E + MAGIC
-    n = shifted - MAGIC
-    r = (x - n * LN2_HIGH) - n * LN2_LOW
-    y = f64(1 / 3628800)
-    y = y * r + f64(1 / 362880)
-    y = y * r + f64(1 / 40320)
-    y = y * r + f64(1 / 5040)
-    y = y * r + f64(1 / 720)
-    y = y * r + f64(1 / 120)
-    y = y * r + f64(1 / 24)
-    y = y * r + f64(1 / 6)
-    y = y * r + f64(1 / 2)
-    y = y * r + f64(1.0)
-    y = y * r + f64(1.0)
-    exponent = f64(shifted).view(np.int64) - MAGIC_BITS + (1023 + WEIGHT_BITS)
-    power = np.int64(exponent << 52).view(np.float64)
-    return f64(y * power + MAGIC).view(np.int64) - MAGIC_BITS  # rounds half to even, as rint does
 
 
 @inline
@@ -197,7 +150,7 @@ def _total(row, top):
     """Return the weight of the whole row relative to `top`."""
     total = np.int64(0)
     for i in range(row.size):
-        total += _weight(f64(row[i]) - top)
+        total += weight(f64(row[i]) - top)
     return total
 
 
@@ -208,9 +161,8 @@ def _weigh(row, top, temperature, n, scratch):
         scratch.depths[j] = (f64(row[scratch.ids[j]]) - top) / temperature
     total = np.int64(0)
     for j in range(n):  # its own loop, because reading through ids does not vectorize
-        weight = _weight(scratch.depths[j])
-        scratch.weights[j] = weight
-        total += weight
+        scratch.weights[j] = weight(scratch.depths[j])
+        total += scratch.weights[j]
     return total
 
 
@@ -356,6 +308,28 @@ def _candidates(row, top, s, scratch):
     return n_kept, top
 
 
+@inline
+def _weighed(row, high, s, scratch):
+    """Write the candidates that the chain leaves and their weights; return how many, and a sum."""
+    n, top = _candidates(row, f64(_logit(high)), s, scratch)
+    if s.temperature <= f64(0.0):
+        scratch.ids[0] = _largest(row, n, scratch)
+        scratch.weights[0] = 1
+        return np.int64(1), np.int64(1)
+    return np.int64(n), _weigh(row, top, s.temperature, n, scratch)
+
+
+@inline
+def _drawn(u, total, scratch):
+    """Return the candidate at share u of the weights, in order of id."""
+    mark = min(np.int64(u * f64(total)), total - 1)
+    j = 0
+    while mark >= scratch.weights[j]:
+        mark -= scratch.weights[j]
+        j += 1
+    return scratch.ids[j]
+
+
 @njit
 def choose(row, settings, u, scratch):
     """Choose a token; the twin of the chain in `quantcli.engine.sampling`.
@@ -374,16 +348,19 @@ def choose(row, settings, u, scratch):
         return np.int64(NOTHING)
     if s.temperature <= f64(0.0) and s.typical_p >= f64(1.0):
         return np.int64(_first(row, scratch.block_max, high))
-    n, top = _candidates(row, f64(_logit(high)), s, scratch)
-    if s.temperature <= f64(0.0):
-        return np.int64(_largest(row, n, scratch))
-    total = _weigh(row, top, s.temperature, n, scratch)
-    mark = min(np.int64(u * f64(total)), total - 1)
-    j = 0
-    while mark >= scratch.weights[j]:
-        mark -= scratch.weights[j]
-        j += 1
-    return scratch.ids[j]
+    _, total = _weighed(row, high, s, scratch)
+    return np.int64(_drawn(u, total, scratch))
+
+
+@njit
+def weigh(row, settings, scratch):
+    """Leave what the chain keeps of a row in scratch: ids, ascending, and weights; return how many.
+
+    For a row that `choose` accepts; `choose` draws from these weights.
+    """
+    _, high = _scan(row, scratch.block_max)
+    n, _ = _weighed(row, high, settings[0], scratch)
+    return n
 
 
 @njit

@@ -12,7 +12,7 @@ from quantcli.formats import F32
 from quantcli.kernels import attention, heads, matmul
 from quantcli.kernels.activations import stage
 from quantcli.kernels.jit import OpKernel
-from quantcli.kvcache import KVCache
+from quantcli.kvcache import Copy, KVCache
 from quantcli.plan import OUTPUTS, TOKENS, Plan, Rope
 from quantcli.runtime.executor import Executor
 from quantcli.runtime.kv_storage import KvStorage, PageTables
@@ -107,6 +107,10 @@ class CompiledBackend:
         """Yield the same logits a few rows at a time, each valid until the next is asked for."""
         self._run_trunk(batch)
         yield from self._heads(batch.outputs)
+
+    def copy_slots(self, copies: list[Copy]) -> None:
+        """Copy slots between pages of the KV cache."""
+        self._kv.copy(copies)
 
     def run_op(self, kernel: OpKernel, args: np.ndarray) -> None:
         """Run a kernel on the threads that compute the model."""

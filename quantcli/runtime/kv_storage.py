@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from quantcli.errors import ResourceError, ShapeError
 from quantcli.kernels.attention import CHUNK_KEYS
 from quantcli.kernels.kv_cache import KV_FORMATS, RECORD_KEYS, KvFormat
-from quantcli.kvcache import KVCache
+from quantcli.kvcache import Copy, KVCache
 from quantcli.plan import Heads
 
 
@@ -39,11 +39,16 @@ class KvStorage:
         self.nbytes = 2 * cache.n_pages * sum(page_nbytes)
         self._memory = _reserve(self.nbytes)
         self._addresses: list[tuple[int, int]] = []
-        address = int(np.frombuffer(self._memory, np.uint8).ctypes.data)
-        for nbytes in page_nbytes:
+        self._records: list[np.ndarray] = []  # u8 (2, pages, kv heads, records, bytes) each layer
+        data = np.frombuffer(self._memory, np.uint8)
+        start = 0
+        for heads, nbytes in zip(layers, page_nbytes, strict=True):
             size = nbytes * cache.n_pages
+            address = int(data.ctypes.data) + start
             self._addresses.append((address, address + size))
-            address += 2 * size
+            shape = (2, cache.n_pages, heads.n_kv_heads, self.page_size // RECORD_KEYS, -1)
+            self._records.append(data[start : start + 2 * size].reshape(shape))
+            start += 2 * size
 
     def point(self, a: np.void, layer: int) -> None:
         """Tell a kernel where a layer's pages lie."""
@@ -52,6 +57,13 @@ class KvStorage:
         a["n_kv_heads"] = heads.n_kv_heads
         a["page_size"], a["page_nbytes"] = self.page_size, self._page_nbytes(heads)
         a["record_nbytes"] = self.format.record_nbytes(heads.head_dim)
+
+    def copy(self, copies: Iterable[Copy]) -> None:
+        """Copy the first slots of pages to other pages, in order, in every layer."""
+        for source, target, n_slots in copies:
+            n_records = -(-n_slots // RECORD_KEYS)
+            for records in self._records:
+                records[:, target, :, :n_records] = records[:, source, :, :n_records]
 
     def _page_nbytes(self, heads: Heads) -> int:
         records = heads.n_kv_heads * self.page_size // RECORD_KEYS

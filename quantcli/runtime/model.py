@@ -12,7 +12,7 @@ from quantcli.checkpoint import Checkpoint
 from quantcli.errors import UsageError
 from quantcli.formats import F32
 from quantcli.kernels.jit import OpKernel
-from quantcli.kvcache import KVCache
+from quantcli.kvcache import Copy, KVCache
 from quantcli.plan import Plan
 from quantcli.runtime.memory import MemoryPlan
 from quantcli.runtime.sizing import Sizing, size_model
@@ -36,6 +36,10 @@ class Backend(Protocol):
         """Yield the same logits a few rows at a time, each valid until the next is asked for."""
         ...
 
+    def copy_slots(self, copies: list[Copy]) -> None:
+        """Copy slots between pages of the KV cache."""
+        ...
+
     def run_op(self, kernel: OpKernel, args: np.ndarray) -> None:
         """Run a kernel on the threads that compute the model."""
         ...
@@ -56,6 +60,7 @@ class Model:
     memory    what it takes
     kv        who holds which slots; reserve a sequence's positions before its rows are computed
     max_rows  most rows of one batch
+    shares_pages  whether sequences may share pages of the cache
     """
 
     def __init__(
@@ -69,6 +74,7 @@ class Model:
     ) -> None:
         """Put the parts together; `load` makes them."""
         self.is_compiled = is_compiled
+        self.shares_pages = is_compiled  # the reference keeps keys and values by sequence
         self.plan: Plan = sizing.plan
         self.memory: MemoryPlan = sizing.memory
         self.kv = cache
@@ -138,6 +144,13 @@ class Model:
         """
         self._check(batch)
         return self._backend.slices(batch)
+
+    def copy_slots(self, copies: list[Copy]) -> None:
+        """Copy slots between pages of the cache, in order; what `kv.open` asks for.
+
+        Only for a model whose sequences share pages.
+        """
+        self._backend.copy_slots(copies)
 
     def run_op(self, kernel: OpKernel, args: np.ndarray) -> None:
         """Run a kernel on the model's threads, which would get in the way of any others.

@@ -9,6 +9,7 @@ import numpy as np
 from quantcli.checkpoint import Checkpoint
 from quantcli.formats import F32
 from quantcli.kernels.jit import OpKernel
+from quantcli.kvcache import Copy
 from quantcli.runtime.reference import ReferenceExecutor
 from quantcli.runtime.sizing import Sizing
 from quantcli.runtime.step import Batch
@@ -30,6 +31,10 @@ class ReferenceBackend:
     def slices(self, batch: Batch) -> Iterator[F32]:
         """Yield the logits of all rows at once."""
         yield self.forward(batch)
+
+    def copy_slots(self, copies: list[Copy]) -> None:
+        """Refuse: keys and values lie by sequence here, not by page."""
+        raise AssertionError(f"{copies} need a compiled model")
 
     def run_op(self, kernel: OpKernel, args: np.ndarray) -> None:
         """Refuse: nothing compiled runs here."""

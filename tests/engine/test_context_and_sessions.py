@@ -6,6 +6,7 @@ import pytest
 from driving import answer, engine_of, finish_all, greedy, is_empty
 from fakes import FakeModel, History, script
 
+from quantcli.engine.options import EngineOptions
 from quantcli.engine.request import Request
 from quantcli.errors import UsageError
 
@@ -65,9 +66,9 @@ def test_context_shift_never_ends_by_itself(n_keep: int) -> None:
 def test_a_chat_computes_only_what_is_new_and_says_the_same() -> None:
     turns = [[5, 6, 7], [8, 9], [10]]
     results = []
-    for session in (1, None):
+    for session, is_cached in ((1, True), (None, True), (1, False)):
         model = FakeModel(context=48)
-        engine = engine_of(model)
+        engine = engine_of(model, options=EngineOptions(prefix_caching=is_cached))
         tokens: list[int] = []
         said, reused = [], []
         for turn in turns:
@@ -78,9 +79,19 @@ def test_a_chat_computes_only_what_is_new_and_says_the_same() -> None:
             said.append(tokens[-4:])
             assert events[-1].stats is not None
             reused.append(events[-1].stats.n_reused)
-        engine.close_session(1)
         assert is_empty(model)
         results.append((said, reused))
-    assert results[0][0] == results[1][0]
-    assert results[0][1] == [0, 6, 12]  # all but the last token chosen
-    assert results[1][1] == [0, 0, 0]
+    assert results[0][0] == results[1][0] == results[2][0]
+    assert results[0][1] == results[1][1] == [0, 6, 12]  # all but the last token chosen
+    assert results[2][1] == [0, 0, 0]
+
+
+def test_a_session_shares_its_turns_with_nobody() -> None:
+    engine = engine_of(FakeModel(context=48))
+    reused = []
+    for session, salt in ((1, ""), (2, ""), (None, ""), (1, "salt"), (1, "")):
+        request = Request((5, 6, 7), greedy(max_tokens=1), session=session, cache_salt=salt)
+        stats = list(engine.generate(request))[-1].stats
+        assert stats is not None
+        reused.append(stats.n_reused)
+    assert reused == [0, 0, 0, 0, 2]

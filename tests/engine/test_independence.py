@@ -74,6 +74,4 @@ def test_an_answer_does_not_depend_on_company_chunks_or_cache(
         else:
             assert said(got) == said(want)
             assert got[-1].finish == want[-1].finish
-    for session in (1, 2):
-        engine.close_session(session)
     assert is_empty(model)

@@ -66,7 +66,6 @@ def test_an_error_of_the_model_leaves_no_slots_and_no_request(
     with pytest.raises(type(error)):
         finish_all(engine)
     finish_all(engine)
-    engine.close_session(1)
     assert is_empty(model)
     assert answer(engine, Request((1, 2), greedy(max_tokens=2)))[1] == [1, 1]
 

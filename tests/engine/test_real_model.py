@@ -11,6 +11,7 @@ from driving import finish_all
 
 from quantcli.checkpoint import open_checkpoint
 from quantcli.engine.loop import Engine
+from quantcli.engine.options import EngineOptions
 from quantcli.engine.request import Event, Request, SamplingParams
 from quantcli.runtime.model import Model
 from quantcli.text import Tokenizer, from_metadata
@@ -55,16 +56,17 @@ def test_requests_together_answer_as_alone_on_either_cache(smollm2_path: Path) -
 
 
 def test_a_chats_second_turn_is_the_same_with_and_without_its_cache(smollm2_path: Path) -> None:
-    with engine_on(smollm2_path) as (engine, tokenizer, _):
-        params = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
-        said = []
-        for session in (1, None):
+    params = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+    said = []
+    with engine_on(smollm2_path) as (_, tokenizer, model):
+        for is_cached in (True, False):
+            engine = Engine(model, tokenizer, options=EngineOptions(prefix_caching=is_cached))
             tokens = tokenizer.encode(PROMPTS[0])
             for text in ("", " And what about Spain?"):
                 tokens += tokenizer.encode(text, add_special=False)
-                events = list(engine.generate(Request(tuple(tokens), params, session=session)))
+                events = list(engine.generate(Request(tuple(tokens), params)))
                 tokens += tokens_of(events)
             assert events[-1].stats is not None
-            assert (events[-1].stats.n_reused > 0) == (session is not None)
+            assert (events[-1].stats.n_reused > 0) == is_cached
             said.append(tokens)
-        assert said[0] == said[1]
+    assert said[0] == said[1]

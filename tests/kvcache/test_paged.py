@@ -114,6 +114,6 @@ def test_check_sees_a_page_held_twice() -> None:
 
 def test_check_sees_a_lost_page() -> None:
     cache = cache_of(2)
-    cache._free.pop()
+    cache._pages._blank.pop()
     with pytest.raises(AssertionError):
         cache.check()

@@ -10,7 +10,7 @@ import pytest
 
 from quantcli.errors import ResourceError, ShapeError
 from quantcli.kernels.heads import ARGS
-from quantcli.kvcache import create
+from quantcli.kvcache import Copy, create
 from quantcli.plan import Heads
 from quantcli.runtime.kv_storage import KvStorage, PageTables
 from quantcli.runtime.memory import kv_nbytes_per_token
@@ -100,3 +100,29 @@ def test_a_sequence_number_used_again_gets_its_new_pages() -> None:
     cache.reserve(1, 128)
     cache.reserve(0, 64)
     assert pages_at(tables.address(0), 1) == list(cache.page_table(0)) == [2]
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+@pytest.mark.parametrize("n_slots", [1, 16, 17, 64])
+def test_copied_slots_are_the_same_bytes_and_others_stay(kv_type: str, n_slots: int) -> None:
+    cache = create("paged", context=256, n_sequences=1)
+    storage = KvStorage(LAYERS, kv_type, cache)
+    data = np.frombuffer(storage._memory, np.uint8)
+    data[:] = np.random.default_rng(0).integers(0, 256, data.size, np.uint8)
+    before = data.copy()
+    storage.copy([Copy(0, 1, n_slots), Copy(1, 3, n_slots)])
+    n_records = -(-n_slots // 16)
+    start = 0
+    for heads in LAYERS:
+        nbytes = storage.format.record_nbytes(heads.head_dim) * heads.n_kv_heads * 4
+        for _ in ("keys", "values"):
+            old, new = (
+                x[start : start + 4 * nbytes].reshape(4, -1, 4, nbytes // heads.n_kv_heads // 4)
+                for x in (before, data)
+            )
+            for page in (0, 1, 3):
+                assert (new[page, :, :n_records] == old[0, :, :n_records]).all()
+                assert (new[page, :, n_records:] == old[page, :, n_records:]).all()
+            assert (new[2] == old[2]).all()
+            start += 4 * nbytes
+    assert start == storage.nbytes
