@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -126,6 +126,26 @@ def lines(
             f'<g class="c{i % N_COLOURS}"><title>{escape(line.label)}</title><path d="{path}"/></g>'
         )
     return _chart(x, y, x_title, y_title, title, marks) + legend([s.label for s in series])
+
+
+def bars(items: Sequence[tuple[str, float]], title: str, show: Callable[[float], str]) -> str:
+    """Return named values of at least 0 as bars below each other.
+
+    show  returns a value as people read it
+    """
+    height, left = 22, 170
+    top = max((value for _, value in items), default=0.0) or 1.0
+    parts = [f'<svg viewBox="0 0 {WIDTH} {height * len(items) + 4}" role="img" ']
+    parts.append(f'aria-label="{escape(title)}">')
+    for i, (label, value) in enumerate(items):
+        y, width = i * height + 2, value / top * (WIDTH - left - 110)
+        parts.append(_text(left - 8, y + 14, label, "end"))
+        parts.append(
+            f'<rect class="c{i % N_COLOURS}" x="{left}" y="{y}" width="{width:.1f}" '
+            f'height="{height - 4}" fill="var(--c)"/>'
+        )
+        parts.append(_text(left + width + 6, y + 14, show(value), "start"))
+    return "".join([*parts, "</svg>"])
 
 
 def legend(labels: Sequence[str]) -> str:

@@ -80,7 +80,7 @@ def page(
     spread = [charts.Line(e.name, histogram(e.positions.kl)) for e in by_size]
     along = [charts.Line(e.name, by_position(e.positions.kl, n_scored)) for e in by_size]
     sections = [
-        ("Statistics", f'<div class="scroll">{_table(rows)}</div>'),
+        ("Statistics", table(rows)),
         (
             "KL divergence against size",
             charts.scatter(
@@ -105,8 +105,13 @@ def page(
                 along, "scored token of a chunk", "mean KL divergence, nats", "mean KL by position"
             ),
         ),
-        ("What was measured", _facts(facts)),
+        ("What was measured", fact_table(facts)),
     ]
+    return document(title, sections)
+
+
+def document(title: str, sections: Sequence[tuple[str, str]]) -> str:
+    """Return a page of headings and the HTML below each, which needs no other file."""
     body = "".join(f"<section><h2>{escape(head)}</h2>{text}</section>" for head, text in sections)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -141,15 +146,17 @@ def by_position(kl: F64, n_scored: int) -> list[tuple[float, float]]:
     return [(float(s.mean()) + 1, float(each[s].mean())) for s in stretches]
 
 
-def _table(rows: Sequence[Sequence[str]]) -> str:
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Return a table as HTML, its head first."""
     head, *body = rows
     lines = ["<tr>" + "".join(f"<th>{escape(cell)}</th>" for cell in head) + "</tr>"]
     lines += [
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in body
     ]
-    return f"<table>{''.join(lines)}</table>"
+    return f'<div class="scroll"><table>{"".join(lines)}</table></div>'
 
 
-def _facts(facts: Mapping[str, str]) -> str:
+def fact_table(facts: Mapping[str, str]) -> str:
+    """Return names and values as HTML."""
     rows = (f"<tr><td>{escape(k)}</td><td>{escape(v)}</td></tr>" for k, v in facts.items())
     return f'<div class="scroll"><table>{"".join(rows)}</table></div>'
