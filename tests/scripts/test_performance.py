@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import subprocess
@@ -19,16 +18,13 @@ MODELS = (Path("/some/where/a.gguf"), Path("/some/where/b.gguf"))
 
 
 @pytest.fixture(scope="module")
-def performance() -> ModuleType:
-    """Return scripts/performance.py as a module."""
-    for name in ("peers", "performance"):
-        spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-    return module
+def performance(scripts: dict[str, ModuleType]) -> ModuleType:
+    return scripts["performance"]
+
+
+@pytest.fixture(scope="module")
+def measured(scripts: dict[str, ModuleType]) -> ModuleType:
+    return scripts["measured"]
 
 
 def setup(performance: ModuleType, **options: Any) -> Any:
@@ -82,21 +78,21 @@ def test_threads_double_up_to_what_is_asked_for(
     assert f"-t {sweep} " in parts["threads"].shown
 
 
-def test_a_word_means_a_part_or_a_section(performance: ModuleType) -> None:
+def test_a_word_means_a_part_or_a_section(performance: ModuleType, measured: ModuleType) -> None:
     every = performance.parts(setup(performance))
-    assert performance.chosen(every, []) == every
-    names = [part.name for part in performance.chosen(every, ["kv", "kernels"])]
+    assert measured.chosen(every, []) == every
+    names = [part.name for part in measured.chosen(every, ["kv", "kernels"])]
     assert names == ["kv", "kernels-random", "kernels-a", "kernels-b"]
     with pytest.raises(ValueError, match="no part 'peers'; there are bench-a"):
-        performance.chosen(every, ["peers"])
+        measured.chosen(every, ["peers"])
 
 
-def test_output_loses_what_the_page_says_already(performance: ModuleType) -> None:
+def test_output_loses_what_the_page_says_already(measured: ModuleType) -> None:
     output = (
         '    scripts/bench_peers x\n\n- cpu: {"model": "A"}\n- quantcli: 1\n\n\n| a |\n|---|\n'
         '- m.gguf: 94 MiB; cpu: {"model": "A", "flags": []}\n- weights read for one row: 9 MB\n'
     )
-    assert performance.tables(output) == (
+    assert measured.tables(output) == (
         "| a |\n|---|\n- m.gguf: 94 MiB\n- weights read for one row: 9 MB"
     )
 
@@ -114,9 +110,13 @@ def kept(part: str, section: str, output: str = "| x |\n|---|") -> dict[str, obj
     }
 
 
-def test_the_page_has_command_machine_and_table_of_each_part(performance: ModuleType) -> None:
+def test_the_page_has_command_machine_and_table_of_each_part(measured: ModuleType) -> None:
     template = "# T\n\n<!-- parts: kv -->\n\n## Start\n\n<!-- parts: start -->\n"
-    page = performance.render(template, {"a": kept("a", "kv"), "b": kept("b", "kv", "| y |")})
+    page = measured.render(
+        template,
+        {"a": kept("a", "kv"), "b": kept("b", "kv", "| y |")},
+        "scripts/make_performance_docs",
+    )
     note = "2026-01-02, quantcli abc123, llama.cpp version: 1, A CPU, 4 logical cores (avx2), Linux"
     assert page == (
         f"# T\n\n    scripts/kv m.gguf\n\n{note}\n\n| x |\n|---|\n\n"
@@ -125,12 +125,14 @@ def test_the_page_has_command_machine_and_table_of_each_part(performance: Module
     )
 
 
-def test_what_was_kept_is_found_again(performance: ModuleType, tmp_path: Path) -> None:
+def test_what_was_kept_is_found_again(
+    performance: ModuleType, measured: ModuleType, tmp_path: Path
+) -> None:
     part = performance.parts(setup(performance))[0]
-    record = performance.record(part, "| x |", date="2026-01-02", revision="abc")
+    record = measured.record(part, "| x |", date="2026-01-02", revision="abc")
     (tmp_path / f"{part.name}.json").write_text(json.dumps(record), encoding="utf-8")
-    assert performance.records(tmp_path) == {part.name: record}
-    assert performance.records(tmp_path / "none") == {}
+    assert measured.records(tmp_path) == {part.name: record}
+    assert measured.records(tmp_path / "none") == {}
 
 
 def test_the_script_lists_parts_and_refuses_what_is_not_there(tmp_path: Path) -> None:
