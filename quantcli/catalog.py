@@ -25,6 +25,9 @@ FORMATS = (
     Row("bf16", "quantcli.formats.bf16", "bfloat16, 16 bits per weight"),
     Row("f16", "quantcli.formats.f16", "IEEE half, 16 bits per weight"),
     Row("f32", "quantcli.formats.f32", "IEEE single, 32 bits per weight"),
+    Row("iq4_nl", "quantcli.formats.iq4_nl", "4-bit, uneven levels, 4.5 bits per weight"),
+    Row("iq4_xs", "quantcli.formats.iq4_xs", "4-bit, uneven levels, 4.25 bits per weight"),
+    Row("mxfp4", "quantcli.formats.mxfp4", "4-bit floats, blocks of 32, 4.25 bits per weight"),
     Row("q2_k", "quantcli.formats.q2_k", "2-bit k-quant, 2.625 bits per weight"),
     Row("q3_k", "quantcli.formats.q3_k", "3-bit k-quant, 3.4375 bits per weight"),
     Row("q4_0", "quantcli.formats.q4_0", "4-bit, symmetric, blocks of 32, 4.5 bits per weight"),
@@ -35,6 +38,8 @@ FORMATS = (
     Row("q5_k", "quantcli.formats.q5_k", "5-bit k-quant, 5.5 bits per weight"),
     Row("q6_k", "quantcli.formats.q6_k", "6-bit k-quant, 6.5625 bits per weight"),
     Row("q8_0", "quantcli.formats.q8_0", "8-bit, symmetric, blocks of 32, 8.5 bits per weight"),
+    Row("tq1_0", "quantcli.formats.tq1_0", "ternary, 1.6875 bits per weight"),
+    Row("tq2_0", "quantcli.formats.tq2_0", "ternary in 2 bits each, 2.0625 bits per weight"),
 )
 
 ARCHS = (

@@ -21,7 +21,7 @@ def random_tensor(fmt: BlockFormat, shape: tuple[int, ...]) -> QTensor:
     nbytes = int(np.prod(shape[:-1])) * fmt.row_nbytes(shape[-1])
     raw = np.random.default_rng(4).integers(0, 256, (nbytes // fmt.block_nbytes, fmt.block_nbytes))
     blocks = raw.astype(np.uint8).reshape(-1).view(fmt.block)
-    for scale in {"d", "m", "dmin", "w"} & set(fmt.block.names or ()):
+    for scale in {"d", "m", "dmin", "w", "e"} & set(fmt.block.names or ()):
         blocks[scale] = np.arange(len(blocks))  # finite, so that weights can be compared
     return QTensor("blk.0.attn_q.weight", shape, fmt, blocks.view(np.uint8))
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from quantcli.checkpoint import Checkpoint
-from quantcli.errors import ResourceError
+from quantcli.errors import ResourceError, UnsupportedModel
 from quantcli.formats import F32
 from quantcli.kernels import matmul
 from quantcli.kernels.matmul import PANEL_ROWS, PanelFormat
@@ -63,7 +63,12 @@ class Matrix:
 
 
 def packed_nbytes(shape: tuple[int, ...], format_name: str) -> int:
-    """Return the bytes a matrix takes once packed."""
+    """Return the bytes a matrix takes once packed; UnsupportedModel without kernels for it."""
+    if format_name not in matmul.names():
+        raise UnsupportedModel(
+            f"weights in {format_name} can be read and quantized but not run yet; formats that "
+            f"run are {', '.join(matmul.names())}."
+        )
     panel: PanelFormat = matmul.module(format_name).PANEL
     return Matrix("", panel, 0, shape[0], shape[1]).nbytes
 

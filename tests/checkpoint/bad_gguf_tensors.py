@@ -155,12 +155,12 @@ TENSORS = (
         for n in (4, 5, 31, 32, 33, 36, 37, 38)
     ),
     Bad(
-        "23 type iq4_nl",
-        tensors(Tensor("w", (32,), 20)),
-        ("'w'", "iq4_nl", "does not decode", "q4_0", "q6_k"),
+        "23 type iq2_xxs",
+        tensors(Tensor("w", (256,), 16)),
+        ("'w'", "iq2_xxs", "does not decode", "q4_0", "q6_k"),
         error=UnsupportedModel,
     ),
-    Bad("23 iq4_nl, cut", tensors(Tensor("w", (32,), 20))[:-32], ("'w'", "incomplete")),
+    Bad("23 iq2_xxs, cut", tensors(Tensor("w", (256,), 16))[:-32], ("'w'", "incomplete")),
     Bad(
         "24 offset 16",
         tensors(Tensor("w", (32,), offset=16)),

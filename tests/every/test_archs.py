@@ -14,9 +14,10 @@ from tiny import write_tiny
 
 from quantcli import catalog
 from quantcli.arch import get
+from quantcli.kernels import matmul
 
 ARCHS = catalog.names("architecture")
-FORMATS = (*catalog.names("format"), "mix", "mix_256")
+FORMATS = (*matmul.names(), "mix", "mix_256")
 ROUNDING = 2e-4  # of logits of size 10, by order of f32 sums in a few dozen ops
 
 

@@ -79,6 +79,33 @@ def q5_k(block: bytes, i: int) -> np.float32:
     return half(block, 0) * F(scale) * F(q) - half(block, 2) * F(minimum)
 
 
+IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+
+
+def iq4_xs(block: bytes, i: int) -> np.float32:
+    b = i // 32
+    low = block[4 + b // 2] >> (4 if b % 2 else 0) & 15
+    high = (block[2] | block[3] << 8) >> 2 * b & 3
+    return half(block, 0) * F((low | high << 4) - 32) * F(IQ4[code_4(block, 8 + 16 * b, i % 32)])
+
+
+def mxfp4(block: bytes, i: int) -> np.float32:
+    """A float of 4 bits: 0, 1/2, 1, 3/2, 2, 3, 4 and 6, in units of 2**(e - 127)."""
+    code = code_4(block, 1, i)
+    exponent, fraction = code >> 1 & 3, code & 1
+    size = fraction if exponent == 0 else (2 + fraction) << exponent - 1
+    return F(np.ldexp(float(-size if code & 8 else size), block[0] - 128))
+
+
+def tq1_0(block: bytes, i: int) -> np.float32:
+    byte, place = i % 32, i // 32
+    if i >= 240:
+        byte, place = 48 + i % 4, (i - 240) // 4
+    elif i >= 160:
+        byte, place = 32 + i % 16, (i - 160) // 16
+    return half(block, 52) * F((block[byte] * 3**place % 256 * 3 >> 8) - 1)
+
+
 def q6_k(block: bytes, i: int) -> np.float32:
     low = block[i // 128 * 64 + i % 64] >> (4 if i % 128 >= 64 else 0) & 15
     q = low | code_k2(block, 128, i) << 4
@@ -89,6 +116,9 @@ PICTURES: dict[str, Callable[[bytes, int], np.float32]] = {
     "bf16": lambda block, i: np.frombuffer(b"\0\0" + block, "<f4")[i],
     "f16": lambda block, i: half(block, 2 * i),
     "f32": lambda block, i: np.frombuffer(block, "<f4")[i],
+    "iq4_nl": lambda block, i: half(block, 0) * F(IQ4[code_4(block, 2, i)]),
+    "iq4_xs": iq4_xs,
+    "mxfp4": mxfp4,
     "q2_k": q2_k,
     "q3_k": q3_k,
     "q4_0": lambda block, i: half(block, 0) * F(code_4(block, 2, i) - 8),
@@ -99,6 +129,8 @@ PICTURES: dict[str, Callable[[bytes, int], np.float32]] = {
     "q5_k": q5_k,
     "q6_k": q6_k,
     "q8_0": lambda block, i: half(block, 0) * F(signed(block[2 + i])),
+    "tq1_0": tq1_0,
+    "tq2_0": lambda block, i: half(block, 64) * F(code_k2(block, 0, i) - 1),
 }
 
 
@@ -184,6 +216,44 @@ BY_HAND: list[tuple[str, Fields, dict[int, float], float]] = [
             "qh": 63 * [0] + [0xC0],
         },
         {**dict.fromkeys(range(240, 255), 2048.0), 255: -1984},
+        0,
+    ),
+    ("iq4_nl", {"d": 0.5, "qs": [0xF0] + 15 * [0x88]}, {0: -63.5, 16: 56.5}, 0.5),
+    (
+        "iq4_xs",  # s[0] = 0b01_0001, s[3] = 0b11_1111, s[7] = 0b10_0001; others 32, zero
+        {
+            "d": 1,
+            "scales_h": 0b10_10_10_10_11_10_10_01,
+            "scales_l": [0x01, 0xF0, 0, 0x10],
+            "qs": [0x80] + 47 * [0x88] + 16 * [0x8F] + 63 * [0x88] + [0xF8],
+        },
+        {
+            **dict.fromkeys(range(1, 32), -15.0),
+            0: 127 * 15,
+            **dict.fromkeys(range(96, 112), 31.0 * 113),
+            **dict.fromkeys(range(112, 128), 31.0),
+            **dict.fromkeys(range(224, 255), 1.0),
+            255: 113,
+        },
+        0,
+    ),
+    (
+        "mxfp4",  # e = 126: units of 1/2, 0x1 half of one, 0x7 six of them, 0xA minus one, 0x8 zero
+        {"e": 126, "qs": [0x71, 0x8A] + 14 * [0]},
+        {0: 0.25, 16: 3.0, 1: -0.5, 17: 0.0},
+        0,
+    ),
+    (
+        # In base 3: 11111 = 121 -> ceil(121 * 256 / 243) = 128, 20102 = 173 -> 183
+        "tq1_0",
+        {"d": 2, "qs": [183] + 47 * [128], "qh": 4 * [127]},  # 1 1 1 1 0: 120 -> 127
+        {0: 2, 32: -2, 96: -2, 128: 2},
+        0,
+    ),
+    (
+        "tq2_0",
+        {"d": 0.5, "qs": [0b10_01_00_10] + 62 * [0x55] + [0b00_01_01_01]},
+        {0: 0.5, 32: -0.5, 96: 0.5, 255: -0.5},
         0,
     ),
 ]

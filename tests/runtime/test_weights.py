@@ -14,9 +14,9 @@ from checkpoints_in_memory import MemoryCheckpoint
 from kernel_calls import Guarded, Packed, decoded, look_up, random_rows
 from tiny import write_tiny
 
-from quantcli import formats
+from quantcli import catalog, formats
 from quantcli.checkpoint import open_checkpoint
-from quantcli.errors import CheckpointError, ResourceError
+from quantcli.errors import CheckpointError, ResourceError, UnsupportedModel
 from quantcli.kernels import matmul
 from quantcli.qtensor import QTensor
 from quantcli.runtime import weights as loading
@@ -145,3 +145,10 @@ def test_nothing_is_packed_where_nothing_is_to_be(executor: Executor) -> None:
     empty = Weights.load(MemoryCheckpoint({}), {}, executor)  # type: ignore[arg-type]
     assert not empty.matrices
     assert not empty.vectors
+
+
+@pytest.mark.parametrize("name", sorted(set(catalog.names("format")) - set(matmul.names())))
+def test_a_format_without_kernels_is_refused_by_name(name: str) -> None:
+    message = f"^weights in {name} can be read and quantized but not run yet; formats that run are"
+    with pytest.raises(UnsupportedModel, match=message):
+        packed_nbytes((16, 256), name)
