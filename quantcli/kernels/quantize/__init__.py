@@ -52,7 +52,7 @@ def encode(weights: F32, fmt: BlockFormat, importance: F32 | None = None) -> U8:
     step = max(1, _SLAB // max(n_in, 1))
     for start in range(0, n_rows, step):
         part = np.ascontiguousarray(weights[start : start + step], np.float32)
-        if fmt.name not in LAYOUTS or (importance is None and fmt.encode is not None):
+        if fmt.name not in LAYOUTS or importance is None:
             data = plain.encode(part, fmt)
         else:
             grid = fit(part, fmt, importance)
@@ -69,7 +69,7 @@ def fit(weights: F32, fmt: BlockFormat, importance: F32 | None = None) -> Grid:
     layout = LAYOUTS[fmt.name]
     n_rows, n_in = weights.shape
     fmt.row_nbytes(n_in)
-    blocks = layout.header(*search.run(np.ascontiguousarray(weights), layout, importance))
+    blocks = layout.header(*search.fit(np.ascontiguousarray(weights), layout, importance))
     return _grid(layout, blocks, n_rows)
 
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 from numpy import float32 as f32
 
 from quantcli.kernels.jit import inline, njit
-from quantcli.kernels.quantize.fit_scale import HUGE, keep
+from quantcli.kernels.quantize.fit_scale import keep
 from quantcli.kernels.quantize.lanes import (
-    FIT_ARGS,
+    ARGS,
+    HUGE,
     LANES,
     LINE,
     load_tile,
@@ -237,7 +238,7 @@ def _shared(x, v, a, unit, high):
 @njit
 def fit_minimum(args):
     """Fit formats with minima."""
-    a = view(args, FIT_ARGS)
+    a = view(args, ARGS)
     x, v, high = a.x, a.v, splat(a.high)
     n_groups = a.width // a.group
     for first in range(0, a.n_blocks, LANES):

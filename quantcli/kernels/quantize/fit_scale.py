@@ -11,7 +11,8 @@ from numpy import float32 as f32
 
 from quantcli.kernels.jit import inline, njit
 from quantcli.kernels.quantize.lanes import (
-    FIT_ARGS,
+    ARGS,
+    HUGE,
     LANES,
     LINE,
     extreme,
@@ -32,7 +33,6 @@ from quantcli.kernels.simd import (
 )
 
 N_REFITS = 2
-HUGE = f32(3.0e38)
 
 
 @inline
@@ -189,7 +189,7 @@ def _shared(x, v, a, unit, low, high, levels):
 
 @inline
 def _fit(args, levels):
-    a = view(args, FIT_ARGS)
+    a = view(args, ARGS)
     x, v = a.x, a.v
     low, high = splat(a.low), splat(a.high)
     for first in range(0, a.n_blocks, LANES):

@@ -17,6 +17,7 @@ from quantcli.kernels.simd import (
     emit,
     load_f32,
     load_f32x16,
+    load_u8,
     machine,
     maximum,
     minimum,
@@ -25,16 +26,26 @@ from quantcli.kernels.simd import (
     sqrt,
     store_f32,
     store_f32x16,
+    store_u8,
 )
 from quantcli.kernels.simd.vectors import F32X16, I32X16, f32x16
 
 LANES = 16
 LINE = 64  # bytes of a vector
+HUGE = f32(3.0e38)  # a loss that anything beats
+F16_MAX = f32(65504.0)
 
 
 def _round_even(b, x):
     magic = emit.constant(F32X16, 12582912.0)
     return b.fsub(b.fadd(x, magic), magic)
+
+
+def _nearest_whole(b, x, low, high):
+    bits = b.bitcast(b.fadd(x, emit.constant(F32X16, 12582912.0)), I32X16)
+    whole = b.and_(bits, emit.constant(I32X16, 0x007FFFFF))
+    y = b.sitofp(b.sub(whole, emit.constant(I32X16, 0x00400000)), F32X16)
+    return emit.minimum(b, emit.maximum(b, y, low), high)
 
 
 def _store_u8(b, address, x):
@@ -45,6 +56,8 @@ def _store_u8(b, address, x):
 round_even = define(f32x16, (f32x16,), _round_even)
 # The nearest half-precision number; infinite above 65504.
 as_f16 = define(f32x16, (f32x16,), lambda b, x: machine.f16_to_f32(b, machine.f32_to_f16(b, x)))
+# Round |x| < 2**22 and clamp as llama.cpp's integers do: beyond 2**22 the low bits are anything.
+nearest_whole = define(f32x16, (f32x16, f32x16, f32x16), _nearest_whole)
 # Whole numbers 0 .. 255, as 16 bytes.
 store_u8x16 = define(types.void, (types.int64, f32x16), _store_u8)
 # The largest power of two that is not above x > 0.
@@ -70,7 +83,7 @@ def clamp(x, low, high):
 @inline
 def reciprocal(x):
     """Return 1 / x, and 0 where x is 0 or 1 / x overflows."""
-    zero, largest = splat(f32(0.0)), splat(f32(3.0e38))
+    zero, largest = splat(f32(0.0)), splat(HUGE)
     inverse = splat(f32(1.0)) / x
     return select_less(absolute(inverse), largest, inverse, zero)
 
@@ -78,7 +91,7 @@ def reciprocal(x):
 @inline
 def storable(d, unit):
     """Return what an f16 holds of d * unit, divided by unit again."""
-    largest = splat(f32(65504.0))
+    largest = splat(F16_MAX)
     stored = as_f16(clamp(d * unit, negate(largest), largest))
     return stored * reciprocal(unit)
 
@@ -140,8 +153,8 @@ def rescale(x, width):
     return unit
 
 
-# One fit: what is searched and where the answers go. Blocks come in tiles of 16 lanes.
-FIT_ARGS = np.dtype(
+# One search: what is searched and where the answers go. Blocks come in tiles of 16 lanes.
+ARGS = np.dtype(
     [
         ("src", "i8"),  # f32 (n_blocks, width)
         ("importance", "i8"),  # f32 (period, width), all above 0
@@ -154,6 +167,9 @@ FIT_ARGS = np.dtype(
         ("n_trials", "i8"),
         ("d_trials", "i8"),  # f32 (n_d_trials,)
         ("n_d_trials", "i8"),
+        ("is_mad", "i8"),  # plain k-quants: which of the two rules
+        ("start", "f4"),  # and its trials
+        ("step", "f4"),
         ("low", "f4"),  # least and largest level, sub-scale and sub-minimum
         ("high", "f4"),
         ("s_low", "f4"),
@@ -167,6 +183,8 @@ FIT_ARGS = np.dtype(
         ("dmin", "i8"),
         ("s", "i8"),  # f32 (n_tiles, n_groups, 16)
         ("m", "i8"),
+        ("code_tile", "i8"),  # u8 (width, 16)
+        ("codes", "i8"),  # u8 (n_blocks, width), where the search chooses them
     ],
     align=True,
 )
@@ -182,3 +200,12 @@ def load_tile(a, first):
     if a.emphasis:
         emphasize(a.x, a.v, a.width)
     return unit
+
+
+@inline
+def scatter_codes(a, first):
+    """Write the tile of codes to the rows of its blocks."""
+    for lane in range(min(LANES, a.n_blocks - first)):
+        to = a.codes + a.width * (first + lane)
+        for i in range(a.width):
+            store_u8(to + i, load_u8(a.code_tile + LANES * i + lane))
