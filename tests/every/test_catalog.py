@@ -20,6 +20,7 @@ DEFINES = {
     "cache": "create",
     "KV cache type": None,
     "command": "command",
+    "quantizer": "QUANTIZER",
 }
 
 ROWS = [

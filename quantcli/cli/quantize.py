@@ -1,0 +1,176 @@
+"""quantcli quantize: make a model smaller."""
+
+# No "from __future__ import annotations" here: Typer reads the annotations.
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from quantcli.cli.options import Json, ModelArgument, ModelOptions, OutputOptions, expand
+from quantcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from quantcli.quantize.recipe import Recipe
+
+DEFAULT_TYPE = "q4_k_m"
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeOptions:
+    """What becomes what; names are llama-quantize's where it has them."""
+
+    type: Annotated[
+        str,
+        Option(
+            "-q",
+            "--type",
+            metavar="TYPE",
+            help="What to make of it: q4_k_m, Q5_K_S, q8_0, iq4_xs, bf16 and so on.",
+        ),
+    ] = DEFAULT_TYPE
+    tensor_type: Annotated[
+        list[str] | None,
+        Option(
+            "--tensor-type",
+            metavar="REGEX=TYPE",
+            help="Format of the tensors whose names match, such as ffn_down=q6_k. Repeatable.",
+            show_default=False,
+        ),
+    ] = None
+    output_tensor_type: Annotated[
+        str | None,
+        Option(
+            "--output-tensor-type",
+            metavar="TYPE",
+            help="Format of the output matrix.",
+            show_default=False,
+        ),
+    ] = None
+    token_embedding_type: Annotated[
+        str | None,
+        Option(
+            "--token-embedding-type",
+            metavar="TYPE",
+            help="Format of the token embedding.",
+            show_default=False,
+        ),
+    ] = None
+    keep_output: Annotated[
+        bool,
+        Option("--keep-output", "--leave-output-tensor", help="Leave output.weight as it is."),
+    ] = False
+    pure: Annotated[bool, Option("--pure", help="Give every matrix the type's main format.")] = (
+        False
+    )
+    fallback: Annotated[
+        str,
+        Option(
+            "--fallback",
+            metavar="POLICY",
+            help="Where rows fit no block of 256: size keeps the size asked for; "
+            "llama.cpp takes what llama-quantize takes, which is larger.",
+        ),
+    ] = "size"
+
+    def recipe(self) -> "Recipe":
+        """Return the recipe. Raises UsageError or UnknownName for what cannot be."""
+        from quantcli.errors import UnknownName
+        from quantcli.quantize.fallback import POLICIES
+        from quantcli.quantize.mixes import mix
+        from quantcli.quantize.recipe import Override, Recipe, format_name
+
+        policy = next((p for p in POLICIES if p == self.fallback), None)
+        if policy is None:
+            raise UnknownName("fallback policy", self.fallback, POLICIES)
+        output, embedding = self.output_tensor_type, self.token_embedding_type
+        if output and self.keep_output:
+            raise UsageError("--keep-output and --output-tensor-type exclude each other.")
+        return Recipe(
+            mix(self.type),
+            tuple(Override.parse(text) for text in self.tensor_type or ()),
+            output=format_name(output) if output else None,
+            embedding=format_name(embedding) if embedding else None,
+            keep_output=self.keep_output,
+            pure=self.pure,
+            policy=policy,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """Where the result goes, and how careful to be."""
+
+    output: Annotated[
+        Path | None,
+        Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="File to write; by default MODEL-TYPE.gguf beside the source.",
+            show_default=False,
+        ),
+    ] = None
+    force: Annotated[
+        bool, Option("--force", help="Replace a file that exists, and drop an interrupted run.")
+    ] = False
+    resume: Annotated[bool, Option("--resume", help="Go on with an interrupted run.")] = False
+    dry_run: Annotated[
+        bool,
+        Option("--dry-run", help="Show sizes, formats, memory and time; write nothing."),
+    ] = False
+    allow_requantize: Annotated[
+        bool,
+        Option("--allow-requantize", help="Round a model that is quantized already once more."),
+    ] = False
+    html: Annotated[
+        Path | None,
+        Option("--html", metavar="FILE", help="Write a page with charts.", show_default=False),
+    ] = None
+    verify: Annotated[
+        bool,
+        Option(
+            "--verify/--no-verify",
+            help="Afterwards open the file, measure it on held-out text and let it write a line.",
+        ),
+    ] = True
+    threads: Annotated[
+        int | None,
+        Option(
+            "-t",
+            "--threads",
+            min=1,
+            max=1024,
+            metavar="N",
+            help="Threads; by default the physical cores this process may use.",
+            show_default=False,
+        ),
+    ] = None
+
+
+@expand
+def command(
+    model: ModelArgument = None,
+    *,
+    named: ModelOptions,
+    what: RecipeOptions,
+    write: WriteOptions,
+    said: OutputOptions,
+    as_json: Json = False,
+) -> None:
+    """Make a model smaller.
+
+    Ctrl-C keeps what is done; --resume goes on with it.
+    """
+    from quantcli.cli.quantize_run import Session
+    from quantcli.cli.render import StatusLine
+
+    recipe = what.recipe()
+    status = StatusLine(verbose=said.verbose, quiet=said.quiet)
+    with Session(named.choose(model), recipe, write, status) as session:
+        if write.dry_run:
+            session.show_plan(as_json=as_json)
+            return
+        session.run()
+        session.show_result(as_json=as_json)

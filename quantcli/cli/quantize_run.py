@@ -1,0 +1,216 @@
+"""What `quantcli quantize` does: check everything, work on a thread of its own, show what came."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, TypeVar
+
+from quantcli.checkpoint import Checkpoint, open_checkpoint
+from quantcli.checkpoint.drafts import check_target, require_room
+from quantcli.checkpoint.quants import quant_of
+from quantcli.checkpoint.store import resolve
+from quantcli.cli import quantize_view as view
+from quantcli.cli.worker import Worker
+from quantcli.errors import QuantcliError, UsageError
+from quantcli.evaluate.output_file import check_free, draft
+from quantcli.evaluate.peak_memory import PeakMemory
+from quantcli.quantize import estimate, verify
+from quantcli.quantize.job import Job, Settings, prepare
+from quantcli.quantize.pipeline import run
+from quantcli.quantize.report import Report, page
+from quantcli.quantize.results import TensorResult
+from quantcli.runtime.memory import available_memory, peak_memory, size
+from quantcli.runtime.threads import default_threads
+
+if TYPE_CHECKING:
+    from quantcli.cli.quantize import WriteOptions
+    from quantcli.cli.render import StatusLine
+    from quantcli.quantize.recipe import Recipe
+
+T = TypeVar("T")
+
+
+class Session:
+    """One quantization, from its options to what is printed; a context manager."""
+
+    def __init__(self, model: str, recipe: Recipe, write: WriteOptions, status: StatusLine) -> None:
+        """Remember what is asked for; entering the block opens and checks."""
+        self._model = model
+        self._recipe = recipe
+        self._write = write
+        self._status = status
+        self._stack = ExitStack()
+        self._n_threads = write.threads or default_threads()
+        self._report: Report | None = None
+        self._job: Job
+        self._path: Path
+        self._worker: Worker
+
+    def __enter__(self) -> Session:
+        """Open the model and check all that can be known before any work."""
+        with ExitStack() as stack:
+            source = resolve(self._model, progress=self._status, notify=self._status.note)
+            checkpoint = stack.enter_context(open_checkpoint(source))
+            self._status.clear()
+            for note in checkpoint.notes:
+                self._status.warn(note)
+            self._path = self._write.output or default_output(
+                self._model, checkpoint, self._recipe.mix.name
+            )
+            self._check_paths(checkpoint)
+            settings = Settings(self._recipe, allow_requantize=self._write.allow_requantize)
+            self._job = prepare(checkpoint, settings)
+            require_room(self._path, self._job.nbytes)
+            self._worker = stack.enter_context(Worker())
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop the work and close the model."""
+        self._stack.close()
+
+    def show_plan(self, *, as_json: bool) -> None:
+        """Print what would be done, and what it would take."""
+        job = self._job
+        seconds = self._call(
+            lambda progress: estimate.seconds_needed(job, self._n_threads, progress)
+        )
+        plan = view.Plan(
+            job=job,
+            output=str(self._path),
+            memory_nbytes=estimate.memory_needed(job, self._n_threads),
+            available_nbytes=available_memory(),
+            seconds=seconds,
+            n_threads=self._n_threads,
+        )
+        view.show_plan(plan, as_json=as_json)
+
+    def run(self) -> None:
+        """Quantize, then verify what was written."""
+        job, write = self._job, self._write
+        for line in view.remarks(job):
+            self._status.warn(line)
+        began = time.perf_counter()
+        peak = PeakMemory()
+        peak.restart()
+        results = self._quantize()
+        seconds = time.perf_counter() - began
+        nbytes = peak.nbytes()
+        verify.check_file(job, self._path)
+        verification = self._verify() if write.verify else None
+        self._report = Report(
+            model=job.checkpoint.paths[0].stem,
+            output=str(self._path),
+            method=job.settings.method,
+            type=self._recipe.mix.name,
+            calibration={},
+            results=results,
+            source_nbytes=job.checkpoint.nbytes,
+            seconds=seconds,
+            peak_nbytes=nbytes,
+            verification=verification,
+        )
+        if write.html is not None:
+            with draft(write.html, "--html", force=write.force) as file:
+                file.write(page(self._report).encode())
+
+    def show_result(self, *, as_json: bool) -> None:
+        """Print what was done."""
+        assert self._report is not None
+        view.show_report(self._report, as_json=as_json)
+
+    def _check_paths(self, checkpoint: Checkpoint) -> None:
+        write = self._write
+        if any(_same_file(self._path, path) for path in checkpoint.paths):
+            raise UsageError(f"{self._path} is the model itself; name another file with -o.")
+        check_target(self._path, force=write.force)
+        if write.html is not None:
+            check_free(write.html, "--html", force=write.force)
+
+    def _quantize(self) -> list[TensorResult]:
+        write = self._write
+        work = partial(
+            run,
+            self._job,
+            self._path,
+            n_threads=self._n_threads,
+            resume=write.resume,
+            force=write.force,
+        )
+        try:
+            return self._call(lambda progress: work(progress=progress))
+        except KeyboardInterrupt:
+            self._status.warn("stopped; what is done is kept. Add --resume to go on.")
+            raise
+
+    def _verify(self) -> verify.Verification | None:
+        """Return what verification shows, None with a warning where it cannot be done."""
+        job, path, n_threads = self._job, self._path, self._n_threads
+        try:
+            return self._call(
+                lambda progress: verify.measure(job, path, n_threads=n_threads, progress=progress)
+            )
+        except QuantcliError as error:
+            self._status.warn(f"{path} is whole, but could not be measured: {error}")
+            return None
+
+    def _call(self, function: Callable[[Callable[[str, int, int], None]], T]) -> T:
+        """Run a function on the worker, its progress on the status line."""
+        progress = self._worker.checked(Meter(self._status))
+        try:
+            return self._worker.call(lambda: function(progress))
+        finally:
+            self._status.clear()
+
+
+class Meter:
+    """A progress callback that adds speed and memory to the status line."""
+
+    def __init__(self, status: StatusLine) -> None:
+        """Report to a status line."""
+        self._status = status
+        self._stage = ""
+        self._began = (0.0, 0)
+        self._peak = (0.0, 0)
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        """Show a step of a stage; steps of quantizing are counted in weights."""
+        now = time.monotonic()
+        if stage != self._stage:
+            self._stage, self._began = stage, (now, done)
+        elapsed, progressed = now - self._began[0], done - self._began[1]
+        detail = ""
+        if stage == "quantizing" and elapsed > 0 and progressed > 0:
+            if now - self._peak[0] > 1:
+                self._peak = (now, peak_memory())
+            detail = f"{progressed / elapsed / 1e6:.3g} M weights/s, peak {size(self._peak[1])}"
+        self._status(stage, done, total, detail=detail)
+
+
+def default_output(model: str, checkpoint: Checkpoint, type_name: str) -> Path:
+    """Return MODEL-TYPE.gguf: beside a file that was named by its path, else in this folder.
+
+    A quantization in the source's name, such as -BF16, is left out.
+    """
+    source = checkpoint.paths[0]
+    stem = source.parent.name if source.suffix == ".safetensors" else source.stem
+    tag = quant_of(f"{stem}.gguf")
+    if tag and stem.upper().endswith(tag):
+        stem = stem[: -len(tag)].rstrip("-._") or stem
+    given = Path(model)
+    folder = given.parent if given.exists() else Path()
+    return folder / f"{stem}-{type_name}.gguf"
+
+
+def _same_file(a: Path, b: Path) -> bool:
+    return a.exists() and b.exists() and a.samefile(b)
