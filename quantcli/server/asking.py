@@ -141,21 +141,25 @@ async def _pieces(service: Service, asked: Asked, answer: Answer) -> AsyncIterat
     Raises an error that comes before anything was yielded; later ones are told in the stream.
     """
     has_begun = False
+    failures: list[BaseException] = []
     try:
-        async for batch in asked.events(service.settings.limits.ping_s):
-            for key, happened in batch:
-                answer.take(key, happened)
-            data = b"".join(map(event, answer.chunks())) if batch else PING
-            if data:
-                yield data
-                has_begun = True
-        yield b"".join(map(event, answer.last_chunks())) + DONE
-    except Exception as error:
-        if not has_begun:
-            raise
-        service.report(error)
-        yield event({"error": described(error)[1]})
-        raise
+        try:
+            async for batch in asked.events(service.settings.limits.ping_s):
+                for key, happened in batch:
+                    answer.take(key, happened)
+                data = b"".join(map(event, answer.chunks())) if batch else PING
+                if data:
+                    yield data
+                    has_begun = True
+        except Exception as error:  # noqa: BLE001 - raised again, or told in the stream
+            failures.append(error)
+        for failure in failures:
+            if not has_begun:
+                raise failure
+            service.report(failure)
+            yield event({"error": described(failure)[1]})
+        if not failures:
+            yield b"".join(map(event, answer.last_chunks())) + DONE
     finally:
         asked.cancel()
 

@@ -12,7 +12,7 @@ from typing import cast
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quantcli.engine.request import POOLINGS
+from quantcli.engine.request import POOLINGS, SamplingParams
 from quantcli.engine.request import Request as EngineRequest
 from quantcli.server.asking import Asked, attended
 from quantcli.server.body import read_fields
@@ -41,12 +41,14 @@ async def embeddings(request: Request) -> Response:
     pooling = fields.one_of("pooling", POOLINGS, default)
     salt = salt_of(service, request)
 
+    none = SamplingParams(max_tokens=0)
+
     def requests() -> list[EngineRequest]:
         asked = []
         for text in inputs:
             tokens = prompt_tokens(served, text, parse_special=False)
             check_length(served, tokens, "input")
-            asked.append(EngineRequest(tuple(tokens), pooling=pooling, cache_salt=salt))
+            asked.append(EngineRequest(tuple(tokens), none, pooling=pooling, cache_salt=salt))
         return asked
 
     asked = await attended(request, service.in_pool(requests))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -60,6 +60,11 @@ class Service:
     def attach(self) -> None:
         """Have events delivered in the loop that runs, which is the server's."""
         self.runner.attach(asyncio.get_running_loop())
+
+    def compute(self) -> Iterator[None]:
+        """Step the engine in this thread until the server stops; yields nothing."""
+        self.runner.run()
+        yield from ()
 
     def health(self) -> tuple[int, dict[str, object]]:
         """Return the status and body of /health."""
