@@ -79,10 +79,15 @@ COMMANDS = (
     ),
     Row("list", "quantcli.cli.list", "List the models on this machine."),
     Row("pull", "quantcli.cli.pull", "Download a model."),
+    Row("quantize", "quantcli.cli.quantize", "Make a model smaller."),
     Row("rm", "quantcli.cli.rm", "Remove a downloaded model."),
     Row("run", "quantcli.cli.run", "Generate text from a prompt, or chat."),
     Row("serve", "quantcli.cli.serve", "Serve a model over HTTP: OpenAI's API and a chat page."),
     Row("tokenize", "quantcli.cli.tokenize", "Show how text becomes tokens."),
+)
+
+QUANTIZERS = (
+    Row("plain", "quantcli.quantize.plain", "search for the best codes, matrix by matrix"),
 )
 
 _KINDS = {
@@ -91,6 +96,7 @@ _KINDS = {
     "cache": CACHES,
     "KV cache type": KV_TYPES,
     "command": COMMANDS,
+    "quantizer": QUANTIZERS,
 }
 
 
