@@ -20,14 +20,20 @@ _HIGH = np.arange(0, 16, 2, dtype=np.uint16)
 
 
 @quiet
-def decode(blocks: Blocks) -> F32:
-    """Return (d * (s - 32)) * LEVELS[q]."""
+def scales(blocks: Blocks) -> F32:
+    """Return d * (s - 32), f32 (n_blocks, 8)."""
     low = split_bits(blocks["scales_l"], 4).transpose(0, 2, 1).reshape(-1, 8)
     high = (blocks["scales_h"][:, None] >> _HIGH).astype(np.uint8) & np.uint8(3)
     signed = (low | (high << np.uint8(4))).view(np.int8) - np.int8(32)
-    scales = signed * blocks["d"].astype(np.float32)[:, None]
+    product: F32 = signed * blocks["d"].astype(np.float32)[:, None]
+    return product
+
+
+@quiet
+def decode(blocks: Blocks) -> F32:
+    """Return (d * (s - 32)) * LEVELS[q]."""
     weights: F32 = LEVELS[split_bits(blocks["qs"].reshape(-1, 8, 16), 4).reshape(-1, 8, 32)]
-    weights *= scales[..., None]
+    weights *= scales(blocks)[..., None]
     return weights.reshape(-1, 256)
 
 

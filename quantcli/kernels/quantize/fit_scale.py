@@ -18,9 +18,16 @@ from quantcli.kernels.quantize.lanes import (
     extreme,
     load_tile,
     reciprocal,
+    select_equal,
     storable,
 )
-from quantcli.kernels.quantize.levels import WHOLE_LEVELS, nearest_level, whole_level
+from quantcli.kernels.quantize.levels import (
+    E2M1_LEVELS,
+    IQ4_LEVELS,
+    WHOLE_LEVELS,
+    nearest_level,
+    whole_level,
+)
 from quantcli.kernels.simd import (
     load_f32,
     load_f32x16,
@@ -208,3 +215,30 @@ def _fit(args, levels):
 def fit_whole(args):
     """Fit formats whose levels are whole numbers in a row."""
     _fit(args, WHOLE_LEVELS)
+
+
+@njit
+def fit_iq4(args):
+    """Fit formats with the uneven levels of iq4_nl."""
+    _fit(args, IQ4_LEVELS)
+
+
+@njit
+def fit_e2m1(args):
+    """Fit mxfp4: d is a power of two, and the largest weight has the topmost level or the next.
+
+    Powers further down clip the block's largest weights, which pays where these count for little.
+    """
+    a = view(args, ARGS)
+    zero = splat(f32(0.0))
+    for first in range(0, a.n_blocks, LANES):
+        unit = load_tile(a, first)
+        top = extreme(a.x, a.width)
+        d, best = zero, splat(HUGE)
+        for k in range(a.n_trials):
+            # Blocks are scaled so that the largest magnitude lies in [1, 2).
+            tried = select_equal(top, zero, zero, splat(load_f32(a.trials + 4 * k)))
+            its_loss = loss(a.x, a.v, a.width, tried, zero, zero, E2M1_LEVELS)
+            d = select_less(its_loss, best, tried, d)
+            best = minimum(its_loss, best)
+        store_f32x16(a.d + 4 * first, d * unit)

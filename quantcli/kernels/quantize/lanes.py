@@ -89,11 +89,21 @@ def reciprocal(x):
 
 
 @inline
+def clamp_f16(d):
+    """Return d within what an f16 can hold."""
+    return clamp(d, negate(splat(F16_MAX)), splat(F16_MAX))
+
+
+@inline
 def storable(d, unit):
     """Return what an f16 holds of d * unit, divided by unit again."""
-    largest = splat(F16_MAX)
-    stored = as_f16(clamp(d * unit, negate(largest), largest))
-    return stored * reciprocal(unit)
+    return stored_half(d * unit) * reciprocal(unit)
+
+
+@inline
+def stored_half(d):
+    """Return d as an f16 holds it, never infinite."""
+    return as_f16(clamp_f16(d))
 
 
 @inline

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantcli import formats
-from quantcli.formats import F32, U8, BlockFormat, Blocks
+from quantcli.formats import F32, U8, BlockFormat, Blocks, iq4_nl, iq4_xs, mxfp4, tq1_0
 from quantcli.formats.bits import join_bits, join_codes_5, quiet, scales_and_minima, split_bits
 
 I32 = npt.NDArray[np.int32]
@@ -192,6 +192,59 @@ def _put_q6(blocks: Blocks, codes: U8) -> None:
     blocks["qh"] = join_bits(high.reshape(-1, 2, 4, 32), 2).reshape(-1, 64)
 
 
+# ---- uneven levels, ternary
+
+
+def _iq4_scale(blocks: Blocks) -> tuple[F32, F32]:
+    scales = iq4_xs.scales(blocks)
+    return scales, np.zeros_like(scales)
+
+
+def _iq4_header(d: F32, dmin: F32, s: I32, m: I32) -> Blocks:
+    blocks = np.zeros(len(d), iq4_xs.BLOCK)
+    blocks["d"] = _half(d)
+    stored = (s + 32).astype(np.uint8)
+    low = (stored & np.uint8(15)).reshape(-1, 4, 2).transpose(0, 2, 1)
+    blocks["scales_l"] = join_bits(np.ascontiguousarray(low), 4)
+    high = (stored >> np.uint8(4)).astype(np.uint16)
+    blocks["scales_h"] = (high << np.arange(0, 16, 2, dtype=np.uint16)).sum(1, dtype=np.uint16)
+    return blocks
+
+
+def _put_iq4(blocks: Blocks, codes: U8) -> None:
+    blocks["qs"] = join_bits(codes.reshape(-1, 8, 2, 16), 4).reshape(-1, 128)
+
+
+def _mx_scale(blocks: Blocks) -> tuple[F32, F32]:
+    d = mxfp4.scale(blocks)[:, None]
+    return d, np.zeros_like(d)
+
+
+def _mx_header(d: F32, dmin: F32, s: I32, m: I32) -> Blocks:
+    blocks = np.zeros(len(d), mxfp4.BLOCK)
+    exponent = np.frexp(d)[1] + 127  # d is a power of two
+    blocks["e"] = np.where(d > 0, np.clip(exponent, 0, 254), 0)
+    return blocks
+
+
+_MX_LEVELS = np.array([-12, -8, -6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6, 8, 12], np.float32)
+_MX_CODES = np.array([15, 14, 13, 12, 11, 10, 9, 0, 1, 2, 3, 4, 5, 6, 7], np.uint8)
+
+
+def _put_mx(blocks: Blocks, codes: U8) -> None:
+    _put_nibbles(blocks, _MX_CODES[codes])
+
+
+def _put_trits(blocks: Blocks, codes: U8) -> None:
+    packed, start = [], 0
+    for n_bytes, n in tq1_0.PARTS:
+        part = codes[:, start : start + n_bytes * n].reshape(-1, n, n_bytes).astype(np.uint16)
+        numbers = (part * tq1_0.POWERS[::-1][:n, None]).sum(axis=1, dtype=np.uint16)
+        packed.append((numbers * np.uint16(256) + np.uint16(242)) // np.uint16(243))
+        start += n_bytes * n
+    blocks["qs"], blocks["qh"] = np.concatenate(packed[:2], axis=-1), packed[2]
+
+
 _SIMPLE = {
     "q4_0": Layout(
         "q4_0", 32, whole(-8, 7), None, None, _plain_scale, _plain_header("q4_0"), _put_nibbles
@@ -220,4 +273,19 @@ _SUPER = {
     ),
     "q6_k": Layout("q6_k", 16, whole(-32, 31), (-128, 127), None, _q6_scale, _q6_header, _put_q6),
 }
-LAYOUTS = {**_SIMPLE, **_SUPER}
+_OTHERS = {
+    "iq4_nl": Layout(
+        "iq4_nl", 32, iq4_nl.LEVELS, None, None, _plain_scale, _plain_header("iq4_nl"), _put_nibbles
+    ),
+    "iq4_xs": Layout(
+        "iq4_xs", 32, iq4_nl.LEVELS, (-32, 31), None, _iq4_scale, _iq4_header, _put_iq4
+    ),
+    "mxfp4": Layout("mxfp4", 32, _MX_LEVELS, None, None, _mx_scale, _mx_header, _put_mx),
+    "tq1_0": Layout(
+        "tq1_0", 256, whole(-1, 1), None, None, _plain_scale, _plain_header("tq1_0"), _put_trits
+    ),
+    "tq2_0": Layout(
+        "tq2_0", 256, whole(-1, 1), None, None, _plain_scale, _plain_header("tq2_0"), _put_q2
+    ),
+}
+LAYOUTS = {**_SIMPLE, **_SUPER, **_OTHERS}

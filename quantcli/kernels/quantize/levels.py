@@ -59,6 +59,16 @@ def _table(values):
     return define(f32x16, (f32x16,), emitter)
 
 
+def _code_iq4(b, y):
+    code = emit.constant(F32X16, 0.0)
+    for k, (below, above) in enumerate(pairwise(IQ4)):
+        above_it = b.fcmp_ordered(">=", y, emit.constant(F32X16, (below + above) / 2))
+        code = b.select(above_it, emit.constant(F32X16, float(k + 1)), code)
+    return code
+
+
+# The code, a whole number, of the level nearest to y.
+iq4_code = define(f32x16, (f32x16,), _code_iq4)
 _nearest_iq4 = _table(IQ4)
 _nearest_e2m1 = _table(E2M1)
 

@@ -11,12 +11,9 @@ from numpy import float32 as f32
 from quantcli.kernels.jit import inline, njit
 from quantcli.kernels.quantize.lanes import (
     ARGS,
-    F16_MAX,
     HUGE,
     LANES,
     LINE,
-    as_f16,
-    clamp,
     extreme,
     gather,
     nearest_whole,
@@ -24,6 +21,7 @@ from quantcli.kernels.quantize.lanes import (
     scatter_codes,
     select_equal,
     store_u8x16,
+    stored_half,
 )
 from quantcli.kernels.simd import (
     absolute,
@@ -38,12 +36,6 @@ from quantcli.kernels.simd import (
 )
 
 EPSILON = f32(1e-15)  # groups whose weights are all smaller are taken as zeros
-
-
-@inline
-def stored_half(d):
-    """Return d as an f16 holds it, never infinite."""
-    return as_f16(clamp(d, negate(splat(F16_MAX)), splat(F16_MAX)))
 
 
 # ---- scales and minima: q2_k, q4_k, q5_k

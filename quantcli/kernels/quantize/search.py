@@ -8,9 +8,10 @@ import numpy as np
 
 from quantcli.formats import F32, U8
 from quantcli.kernels.quantize.fit_minimum import fit_minimum
-from quantcli.kernels.quantize.fit_scale import fit_whole
+from quantcli.kernels.quantize.fit_scale import fit_e2m1, fit_iq4, fit_whole
 from quantcli.kernels.quantize.lanes import ARGS, LANES, LINE, SCRATCH_LINES
 from quantcli.kernels.quantize.layouts import I32, LAYOUTS, Layout
+from quantcli.kernels.quantize.plain_iq4 import plain_iq4
 from quantcli.kernels.quantize.plain_k import plain_range, plain_scale
 
 Header = tuple[F32, F32, I32, I32]  # d, dmin (n_blocks,), s, m (n_blocks, n_groups)
@@ -23,7 +24,10 @@ _PLAIN = {
     "q4_k": (-1.0, 0.1, 20, 0),
     "q5_k": (-0.5, 0.1, 15, 0),
     "q6_k": (1e-15, 0.0, 0, 0),
+    "iq4_nl": (0.0, 0.0, 0, 0),
+    "iq4_xs": (0.0, 0.0, 0, 0),
 }
+_FITS = {"iq4_nl": fit_iq4, "iq4_xs": fit_iq4, "mxfp4": fit_e2m1}
 PLAIN = frozenset(_PLAIN)
 
 
@@ -65,7 +69,8 @@ def fit(weights: F32, layout: Layout, importance: F32 | None) -> Header:
     a["emphasis"] = 1
     a["trials"], a["n_trials"] = trials.ctypes.data, len(trials)
     a["d_trials"], a["n_d_trials"] = d_trials.ctypes.data, len(d_trials)
-    (fit_whole if layout.m_range is None else fit_minimum)(a.ctypes.data)
+    kernel = _FITS.get(layout.name, fit_whole if layout.m_range is None else fit_minimum)
+    kernel(a.ctypes.data)
     return run.header()
 
 
@@ -76,7 +81,10 @@ def plain(weights: F32, layout: Layout) -> tuple[Header, U8]:
     tile = np.empty(run.width * LANES, np.uint8)
     a["codes"], a["code_tile"] = codes.ctypes.data, tile.ctypes.data
     a["start"], a["step"], a["n_trials"], a["is_mad"] = _PLAIN[layout.name]
-    (plain_scale if layout.m_range is None else plain_range)(a.ctypes.data)
+    kernel = plain_scale if layout.m_range is None else plain_range
+    if layout.name.startswith("iq4"):
+        kernel = plain_iq4
+    kernel(a.ctypes.data)
     return run.header(), codes
 
 
@@ -96,7 +104,16 @@ def _trials(name: str) -> tuple[F32, F32]:
     layout = LAYOUTS[name]
     low, high = layout.levels[0], layout.levels[-1]
     s_low, s_high = layout.s_range or (1, 1)
-    if layout.m_range is None:
+    if layout.name == "mxfp4":
+        trials, d_trials = np.array([0.5, 0.25, 0.125, 0.0625, 0.03125]), np.zeros(0)
+    elif layout.group == 256:
+        trials, d_trials = np.geomspace(0.8, 10, 30), np.zeros(0)
+    elif layout.name.startswith("iq4"):
+        steps = np.arange(-14, 30, 2)
+        trials = np.concatenate([low - steps, high + steps])
+        steps = np.arange(-10, 11) / 20
+        d_trials = np.concatenate([s_low - steps, s_high + steps])
+    elif layout.m_range is None:
         steps = np.arange(-9, 13) / 10
         trials = np.concatenate([low - steps, high + steps])
         steps = np.arange(-10, 11) / 20
