@@ -43,10 +43,46 @@ FORMATS = (
 )
 
 ARCHS = (
+    Row("arcee", "quantcli.arch.arcee", "Arcee AFM 4.5B"),
+    Row("cohere2", "quantcli.arch.cohere2", "Command R7B, Command A"),
+    Row("command-r", "quantcli.arch.command_r", "Command R, Aya"),
+    Row("ernie4_5", "quantcli.arch.ernie4_5", "ERNIE 4.5 dense, 0.3B"),
+    Row(
+        "ernie4_5-moe",
+        "quantcli.arch.ernie4_5_moe",
+        "ERNIE 4.5 with experts, 21B-A3B and 300B-A47B",
+    ),
+    Row("exaone4", "quantcli.arch.exaone4", "EXAONE 4, 1.2B and 32B"),
+    Row("gemma", "quantcli.arch.gemma", "Gemma 1, 2B and 7B"),
+    Row("gemma2", "quantcli.arch.gemma2", "Gemma 2, 2B to 27B"),
     Row("gemma3", "quantcli.arch.gemma3", "Gemma 3, 270M to 27B"),
-    Row("llama", "quantcli.arch.llama", "Llama 2 and 3, Mistral 7B, SmolLM2, TinyLlama, Yi"),
+    Row("glm4", "quantcli.arch.glm4", "GLM-4 0414 and GLM-Z1, 9B and 32B"),
+    Row("gpt-oss", "quantcli.arch.gpt_oss", "gpt-oss 20B and 120B"),
+    Row("gptneox", "quantcli.arch.gptneox", "GPT-NeoX, Pythia, Dolly"),
+    Row("granite", "quantcli.arch.granite", "Granite 3 and 4, dense"),
+    Row(
+        "granitemoe",
+        "quantcli.arch.granitemoe",
+        "Granite 3 and 4 with experts, 1B-A400M and 3B-A800M",
+    ),
+    Row("hunyuan-dense", "quantcli.arch.hunyuan_dense", "Hunyuan dense, 0.5B to 7B"),
+    Row(
+        "llama", "quantcli.arch.llama", "Llama 2 and 3, Mistral 7B, Mixtral, SmolLM2, TinyLlama, Yi"
+    ),
+    Row("minicpm", "quantcli.arch.minicpm", "MiniCPM 1B and 2B"),
+    Row("mistral3", "quantcli.arch.mistral3", "Ministral 3, 3B to 14B"),
+    Row("nemotron", "quantcli.arch.nemotron", "Nemotron 3 and Minitron"),
+    Row("olmo2", "quantcli.arch.olmo2", "OLMo 2 and OLMo 3"),
+    Row("phi2", "quantcli.arch.phi2", "Phi-1.5 and Phi-2"),
+    Row("phi3", "quantcli.arch.phi3", "Phi-3, Phi-3.5 and Phi-4"),
     Row("qwen2", "quantcli.arch.qwen2", "Qwen2, Qwen2.5, DeepSeek-R1-Distill-Qwen"),
+    Row("qwen2moe", "quantcli.arch.qwen2moe", "Qwen1.5-MoE-A2.7B and Qwen2-57B-A14B"),
     Row("qwen3", "quantcli.arch.qwen3", "Qwen3 dense, 0.6B to 32B"),
+    Row("qwen3moe", "quantcli.arch.qwen3moe", "Qwen3 with experts, 30B-A3B and 235B-A22B"),
+    Row("seed_oss", "quantcli.arch.seed_oss", "Seed-OSS 36B"),
+    Row("smollm3", "quantcli.arch.smollm3", "SmolLM3 3B"),
+    Row("stablelm", "quantcli.arch.stablelm", "StableLM 2 1.6B, StableLM 3B"),
+    Row("starcoder2", "quantcli.arch.starcoder2", "StarCoder2, 3B to 15B"),
 )
 
 CACHES = (

@@ -16,6 +16,8 @@ Param = int | float | str | bool | None
 
 TOKENS = "tokens"  # one row for each token of a step
 OUTPUTS = "outputs"  # one row for each token whose logits are wanted
+# One row for each expert that each row of an axis goes to; in which order is the executor's choice.
+ENTRIES = {TOKENS: "token entries", OUTPUTS: "output entries"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,10 @@ class Rope:
     factor           scaling factor (linear, yarn)
     original_context context the model was trained with before scaling (yarn)
     ext_factor, attn_factor, beta_fast, beta_slow   yarn's parameters
+    log_mul          yarn's magnitude is divided by 0.1 log_mul ln(factor) + 1; 0: it is not
     freq_factors     name of the tensor with factor_i (llama3's rope_freqs), or None
+    long_factors     the same for contexts beyond original_context (longrope), or None
+    start            first dimension of a head that rotates
     """
 
     style: str
@@ -51,7 +56,10 @@ class Rope:
     attn_factor: float = 1.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+    log_mul: float = 0.0
     freq_factors: str | None = None
+    long_factors: str | None = None
+    start: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +71,8 @@ class Heads:
     window    keys a query sees, itself included; 0 means all
     softcap   cap * tanh(score / cap) before the softmax; 0 means none
     sinks     name of the tensor with one extra logit a head, or None
+    temperature, temperature_length   q grows with its position by 1 + temperature * ln(1 +
+              floor(position / temperature_length)); 0 means it does not
     """
 
     n_heads: int
@@ -72,6 +82,28 @@ class Heads:
     window: int = 0
     softcap: float = 0.0
     sinks: str | None = None
+    temperature: float = 0.0
+    temperature_length: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How a row chooses experts: the best scores, ties to the lower expert, in falling order.
+
+    n_experts, n_used   experts there are, and that a row goes to
+    score       "softmax" over all experts, "sigmoid" of each, or "softmax_of_chosen": over the
+                chosen ones, which the logits themselves choose
+    bias        name of a tensor added to scores for choosing only, or None
+    normalize   whether the weights of the chosen are divided by their sum
+    scale       factor on weights
+    """
+
+    n_experts: int
+    n_used: int
+    score: str = "softmax"
+    bias: str | None = None
+    normalize: bool = True
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +116,7 @@ class Op:
     weights  tensor names it reads, in the order of its kind's signature
     params   its numbers, by name
     layer    the transformer layer it belongs to, or None
-    rope, heads   set for the kinds that need them
+    rope, heads, routing   set for the kinds that need them
     """
 
     kind: str
@@ -95,6 +127,7 @@ class Op:
     layer: int | None = None
     rope: Rope | None = None
     heads: Heads | None = None
+    routing: Routing | None = None
 
     def number(self, name: str) -> float:
         """Return a numeric parameter."""
@@ -107,16 +140,25 @@ class Op:
 SIGNATURES = {
     "embed": (0, "rows of a matrix chosen by token id, times `scale`"),
     "rms_norm": (1, "x / rms(x) * weight, over the row or over each head of `group` values"),
+    "layer_norm": (1, "(x - mean) / deviation * weight (+ bias)"),
     "linear": (1, "x W^T (+ bias)"),
+    "slice": (1, "`width` values of each row, from `start` on"),
     "rope": (1, "rotate each head by its position"),
     "attention": (3, "store k and v, then softmax(q k^T) v over the sequence's cache"),
     "gated": (2, "act(gate) * up"),
+    "activate": (1, "act(x)"),
+    "route": (1, "the experts each row goes to, best first, and their weights"),
+    "expert_linear": (2, "x W_e^T (+ bias_e) for each row and each expert e it goes to"),
+    "mix": (2, "sum of a row's entries by their weights, best expert first"),
+    "sigmoid_gate": (2, "x * sigmoid(gate), one gate a row"),
     "add": (2, "x + y"),
     "scale": (1, "x * factor"),
     "select": (1, "keep the rows whose logits are wanted"),
     "softcap": (1, "cap * tanh(x / cap)"),
 }
-ACTIVATIONS = ("silu", "gelu_tanh")
+ACTIVATIONS = ("silu", "gelu_tanh", "swiglu_oai")  # of a gate
+PLAIN_ACTIVATIONS = ("gelu_tanh", "relu_squared")  # without one
+SCORES = ("softmax", "sigmoid", "softmax_of_chosen")
 
 
 class Plan:
@@ -146,6 +188,14 @@ class Plan:
             raise ShapeError(f"{weight}: groups of {group} do not divide a row of {x.width}.")
         return self._append("rms_norm", (x,), "h", x.width, (weight,), {"eps": eps, "group": group})
 
+    def layer_norm(self, x: Buffer, weight: str, eps: float, bias: str | None = None) -> Buffer:
+        """Centre and normalise rows."""
+        self._weight(weight, (x.width,))
+        if bias:
+            self._weight(bias, (x.width,))
+        weights = (weight, bias) if bias else (weight,)
+        return self._append("layer_norm", (x,), "h", x.width, weights, {"eps": eps})
+
     def linear(self, x: Buffer, weight: str, n_out: int, bias: str | None = None) -> Buffer:
         """Multiply by a matrix (n_out, x.width). Linears of one buffer share their input."""
         self._weight(weight, (n_out, x.width))
@@ -154,15 +204,22 @@ class Plan:
         short = weight.removesuffix(".weight").rsplit(".", 1)[-1]
         return self._append("linear", (x,), short, n_out, (weight, bias) if bias else (weight,))
 
+    def slice(self, x: Buffer, name: str, start: int, width: int) -> Buffer:
+        """Take some of the values of each row, to be called `name`."""
+        assert 0 <= start < start + width <= x.width, (x, start, width)
+        return self._append("slice", (x,), name, width, (), {"start": start, "width": width})
+
     def rope(self, x: Buffer, rope: Rope, head_dim: int) -> Buffer:
         """Rotate each head of `head_dim` values."""
-        if rope.n_rot % 2 or not 0 < rope.n_rot <= head_dim or x.width % head_dim:
+        fits = 0 < rope.n_rot <= head_dim - rope.start
+        if rope.n_rot % 2 or not fits or x.width % head_dim:
             raise ShapeError(
                 f"rope: {rope.n_rot} rotated dimensions do not fit heads of {head_dim} "
                 f"in a row of {x.width}; an even number up to the head's width does."
             )
-        if rope.freq_factors:
-            self._weight(rope.freq_factors, (rope.n_rot // 2,))
+        for factors in (rope.freq_factors, rope.long_factors):
+            if factors:
+                self._weight(factors, (rope.n_rot // 2,))
         return self._append("rope", (x,), x.name, x.width, (), {"head_dim": head_dim}, rope=rope)
 
     def attention(self, q: Buffer, k: Buffer, v: Buffer, heads: Heads) -> Buffer:
@@ -187,6 +244,57 @@ class Plan:
         if act not in ACTIVATIONS:
             raise ShapeError(f"gated: no activation {act!r}; known: {', '.join(ACTIVATIONS)}.")
         return self._append("gated", (gate, up), "ff", gate.width, (), {"act": act})
+
+    def activate(self, x: Buffer, act: str) -> Buffer:
+        """Apply an activation to every value."""
+        if act not in PLAIN_ACTIVATIONS:
+            raise ShapeError(
+                f"activate: no activation {act!r}; known: {', '.join(PLAIN_ACTIVATIONS)}."
+            )
+        return self._append("activate", (x,), "ff", x.width, (), {"act": act})
+
+    def route(self, logits: Buffer, routing: Routing) -> Buffer:
+        """Choose experts by one logit each; a row is their ids, then their weights."""
+        assert routing.score in SCORES, routing
+        if logits.width != routing.n_experts or not 0 < routing.n_used <= routing.n_experts:
+            raise ShapeError(
+                f"route: {routing.n_used} of {routing.n_experts} experts cannot be chosen by "
+                f"{logits.width} logits."
+            )
+        if routing.bias:
+            self._weight(routing.bias, (routing.n_experts,))
+        weights = (routing.bias,) if routing.bias else ()
+        width = 2 * routing.n_used
+        return self._append("route", (logits,), "routes", width, weights, {}, routing=routing)
+
+    def expert_linear(
+        self, x: Buffer, routes: Buffer, weight: str, n_out: int, bias: str | None = None
+    ) -> Buffer:
+        """Multiply rows, or entries of an expert_linear before, by their experts' matrices."""
+        routing = self._producer(routes).routing
+        assert routing is not None, routes
+        entries = ENTRIES[routes.axis]
+        assert x.axis in (routes.axis, entries), (x, routes)
+        self._weight(weight, (routing.n_experts, n_out, x.width))
+        if bias:
+            self._weight(bias, (routing.n_experts, n_out))
+        short = weight.removesuffix(".weight").rsplit(".", 1)[-1]
+        weights = (weight, bias) if bias else (weight,)
+        return self._append(
+            "expert_linear", (x, routes), short, n_out, weights, axis=entries, routing=routing
+        )
+
+    def mix(self, x: Buffer, routes: Buffer) -> Buffer:
+        """Add up each row's entries by the weights it was routed with."""
+        assert x.axis == ENTRIES[routes.axis], (x, routes)
+        routing = self._producer(routes).routing
+        return self._append("mix", (x, routes), "mixed", x.width, axis=routes.axis, routing=routing)
+
+    def sigmoid_gate(self, x: Buffer, gate: Buffer) -> Buffer:
+        """Multiply each row by the sigmoid of its one gate."""
+        assert gate.width == 1, gate
+        assert gate.axis == x.axis, (x, gate)
+        return self._append("sigmoid_gate", (x, gate), x.name, x.width)
 
     def add(self, x: Buffer, y: Buffer) -> Buffer:
         """Add two buffers; `x` is the residual stream where there is one."""
@@ -241,11 +349,16 @@ class Plan:
         axis: str | None = None,
         rope: Rope | None = None,
         heads: Heads | None = None,
+        routing: Routing | None = None,
     ) -> Buffer:
         axis = axis or (inputs[0].axis if inputs else TOKENS)
         output = Buffer(self._fresh(name), width, axis)
-        self.ops.append(Op(kind, inputs, output, weights, params or {}, self.layer, rope, heads))
+        op = Op(kind, inputs, output, weights, params or {}, self.layer, rope, heads, routing)
+        self.ops.append(op)
         return output
+
+    def _producer(self, buffer: Buffer) -> Op:
+        return next(op for op in reversed(self.ops) if op.output == buffer)
 
     def _fresh(self, name: str) -> str:
         base = name.split("#", 1)[0]

@@ -76,6 +76,9 @@ class Cache:
         style: int = heads.NONE,
         q_norm: F32 | None = None,
         k_norm: F32 | None = None,
+        norm_last: bool = False,
+        start: int = 0,
+        temperatures: F32 | None = None,
         eps: float = 1e-6,
         chunk: int = 3,
         executor: Executor | None = None,
@@ -93,6 +96,8 @@ class Cache:
         a["n_heads"] = q.shape[1]
         a["q_norm"] = 0 if q_norm is None else q_norm.ctypes.data
         a["k_norm"] = 0 if k_norm is None else k_norm.ctypes.data
+        a["norm_last"], a["start"] = norm_last, start
+        a["temperatures"] = 0 if temperatures is None else temperatures.ctypes.data
         if angles is not None:
             a["angles"], a["n_rot"], a["style"] = angles.ctypes.data, angles.shape[1], style
         a["scratch"], a["scratch_stride"] = scratch.address, 256
@@ -194,7 +199,8 @@ def attend(
     rows.point(a)
     a["n_tiles"], a["max_chunks"] = counts.ctypes.data, counts[1:].ctypes.data
     a["tile_starts"], a["tile_rows"] = starts.ctypes.data, sizes.ctypes.data
-    a["q"], a["q_stride"], a["out"] = queries.address, queries.array.strides[0], out.address
+    a["q"], a["q_stride"] = queries.address, queries.array.strides[0]
+    a["out"], a["out_stride"] = out.address, out.array.strides[0]
     a["n_heads"], a["window"], a["scale"], a["softcap"] = n_heads, window, scale, softcap
     a["sinks"] = 0 if sinks is None else sinks.ctypes.data
     a["scratch"], a["scratch_stride"] = scratch.address, own

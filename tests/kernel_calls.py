@@ -170,6 +170,7 @@ def stage(
     transform: int = activations.PLAIN,
     up: F32 | None = None,
     norm: F32 | None = None,
+    bias: F32 | None = None,
     eps: float = 0.0,
     executor: Executor | None = None,
     private: int = 0,
@@ -180,7 +181,7 @@ def stage(
     """
     n_rows, n_true = x.shape
     width = width or -(-n_true // 32) * 32
-    x, up, norm = (None if v is None else _padded(v, width) for v in (x, up, norm))
+    x, up, norm, bias = (None if v is None else _padded(v, width) for v in (x, up, norm, bias))
     staged = Staged(Guarded(0, np.uint8), n_rows, width, words, is_float)
     staged.own_nbytes = n_rows * staged.row_nbytes
     staged.memory = Guarded(max(private, 1) * staged.own_nbytes, np.uint8)
@@ -190,7 +191,8 @@ def stage(
     a = np.zeros(1, activations.ARGS)
     a["n_rows"], a["private"] = counts.ctypes.data, counts[1:].ctypes.data
     a["x"], a["x_stride"] = x.ctypes.data, 4 * width
-    a["up"] = 0 if up is None else up.ctypes.data
+    a["up"], a["up_stride"] = (x if up is None else up).ctypes.data, 4 * width
+    a["bias"] = 0 if bias is None else bias.ctypes.data
     a["norm"] = 0 if norm is None else norm.ctypes.data
     a["width"], a["n_true"], a["eps"] = width, n_true, eps
     a["transform"], a["is_float"] = transform, is_float

@@ -16,6 +16,18 @@ def _case(arch: str, **options: object) -> Tiny:
     return Tiny(arch, weight_format="f32", **options)  # type: ignore[arg-type]
 
 
+_LONGROPE = {
+    "rope_scaling": "longrope",
+    "rope_factor": 0.0,
+    "extra": (("rope.scaling.attn_factor", 1.2),),
+}
+_FACTORS = (
+    ("attention.scale", 0.25),
+    ("embedding_scale", 3.0),
+    ("residual_scale", 0.4),
+    ("logit_scale", 0.25),
+)
+
 CASES = {
     "llama": _case("llama"),
     "llama_tied_mqa": _case("llama", seed=1, tied=True, n_kv_heads=1),
@@ -40,6 +52,66 @@ CASES = {
     "gemma3_softcap": _case("gemma3", seed=18, tied=True, logit_softcap=3.0),
     "gemma3_partial_rope": _case("gemma3", seed=19, n_rot=16, window_pattern=2),
     "gemma3_27b": _case("gemma3", seed=20, n_layers=62, d_model=64, d_ff=64, head_dim=32),
+    "llama_fused": _case("llama", seed=21, fused_qkv=True, n_kv_heads=1),
+    "llama_experts": _case("llama", seed=22, n_experts=4),
+    "gemma": _case("gemma", seed=23, n_kv_heads=1),
+    "gemma2": _case("gemma2", seed=24, n_layers=3, attn_softcap=5.0, logit_softcap=3.0),
+    "gemma2_27b": _case("gemma2", seed=25, n_layers=46, d_model=64, d_ff=64),
+    "phi3": _case("phi3", seed=26, n_rot=24, tied=True),
+    "phi3_long": _case("phi3", seed=27, long_factors=True, **_LONGROPE),
+    "phi3_short": _case(
+        "phi3", seed=28, long_factors=True, **_LONGROPE | {"original_context": 512}
+    ),
+    "smollm3": _case("smollm3", seed=29, n_layers=4, tied=True),
+    "olmo2": _case("olmo2", seed=30),
+    "olmo3": _case(
+        "olmo2", seed=31, n_layers=4, rope_scaling="yarn", extra=(("attention.sliding_window", 16),)
+    ),
+    "qwen2moe": _case("qwen2moe", seed=32, biases=True),
+    "qwen3moe": _case("qwen3moe", seed=33, n_experts=8, n_used=3, tied=True),
+    "granite": _case("granite", seed=34, extra=_FACTORS),
+    "granite_no_rope": _case(
+        "granite", seed=35, extra=(*_FACTORS, ("rope.scaling.finetuned", False))
+    ),
+    "granitemoe": _case("granitemoe", seed=36, extra=_FACTORS),
+    "minicpm": _case("minicpm", seed=37, extra=_FACTORS[1:]),
+    "gpt_oss": _case("gpt-oss", seed=38, n_layers=3, rope_scaling="yarn", n_experts=8, n_used=4),
+    "mistral3": _case(
+        "mistral3",
+        seed=39,
+        rope_scaling="yarn",
+        extra=(
+            ("rope.scaling.yarn_log_multiplier", 0.7),
+            ("attention.temperature_scale", 0.4),
+        ),
+    ),
+    "ernie4_5": _case("ernie4_5", seed=40, tied=True),
+    "ernie4_5_moe": _case("ernie4_5-moe", seed=41, n_layers=3),
+    "exaone4": _case("exaone4", seed=42, rope_freqs=True),
+    "exaone4_32b": _case(
+        "exaone4",
+        seed=43,
+        n_layers=64,
+        d_model=64,
+        d_ff=64,
+        n_heads=2,
+        n_kv_heads=1,
+        extra=(("attention.sliding_window", 16),),
+    ),
+    "command_r": _case("command-r", seed=44, n_kv_heads=4),
+    "cohere2": _case("cohere2", seed=45, n_layers=4),
+    "glm4": _case("glm4", seed=46, n_rot=16, biases=True),
+    "hunyuan": _case("hunyuan-dense", seed=47),
+    "seed_oss": _case("seed_oss", seed=48, biases=True),
+    "starcoder2": _case("starcoder2", seed=49, tied=True),
+    "stablelm": _case("stablelm", seed=50, n_rot=8, biases=True),
+    "phi2": _case("phi2", seed=51, n_rot=16, n_kv_heads=4),
+    "gptneox": _case("gptneox", seed=52, n_rot=8, n_kv_heads=4),
+    "gptneox_serial": _case(
+        "gptneox", seed=53, n_rot=8, n_kv_heads=4, extra=(("use_parallel_residual", False),)
+    ),
+    "nemotron": _case("nemotron", seed=54, n_rot=16),
+    "arcee": _case("arcee", seed=55, rope_freqs=True),
 }
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter
+from tiny_archs import EXPERTS, OWN_WIDTH, arch_keys, layer_shapes, words
 from tiny_vocab import Vocabulary, byte_level_bpe, spm
 
 from quantcli import formats
@@ -30,9 +31,13 @@ class Tiny:
 
     weight_format   a format for all matrices, or several, taken in turn ("mix" and "mix_256" name
                     two such lists)
-    window          gemma3: keys a windowed layer sees
-    window_pattern  gemma3: as in the file's key; None leaves the key out, and every sixth is global
-    rope_freqs      llama: whether the file has factors for the RoPE frequencies
+    window          keys a windowed layer sees, where an architecture has windows
+    window_pattern  as in the file's key; None leaves the key out
+    rope_freqs      whether the file has factors for the RoPE frequencies
+    n_experts       0: as many as the architecture has, which may be none
+    fused_qkv       whether q, k and v are one matrix, as they may be everywhere
+    long_factors    whether the file has longrope's factors
+    extra           further keys, without the architecture's prefix
     """
 
     arch: str
@@ -57,7 +62,17 @@ class Tiny:
     window_pattern: int | tuple[bool, ...] | None = None
     attn_softcap: float = 0.0
     logit_softcap: float = 0.0
+    n_experts: int = 0
+    n_used: int = 2
+    fused_qkv: bool = False
+    long_factors: bool = False
     tokenizer: str = ""
+    extra: tuple[tuple[str, object], ...] = ()
+
+    def __post_init__(self) -> None:
+        """Give architectures with experts some."""
+        if self.arch in EXPERTS and not self.n_experts:
+            object.__setattr__(self, "n_experts", 4)
 
     @property
     def formats(self) -> tuple[str, ...]:
@@ -67,8 +82,19 @@ class Tiny:
 
     @property
     def is_gemma(self) -> bool:
-        """Whether the model has Gemma's norms and vocabulary."""
+        """Whether the model has Gemma's vocabulary."""
         return self.arch.startswith("gemma")
+
+    @property
+    def has_gelu(self) -> bool:
+        """Whether the MLPs have GELU, which llama.cpp looks up in a table of halves."""
+        return self.is_gemma or self.arch in ("starcoder2", "phi2", "gptneox")
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether the file names a window."""
+        always = ("gemma2", "gemma3", "cohere2", "gpt-oss")
+        return self.arch in always or self.window_pattern is not None
 
     def sizes(self) -> tuple[int, int, int]:
         """Return d_model, n_heads, d_ff."""
@@ -78,6 +104,11 @@ class Tiny:
             self.n_heads or (8 if wide else 4),
             self.d_ff or (512 if wide else 192),
         )
+
+    def expert_width(self) -> int:
+        """Return the width of an expert; where it has no key, that of an MLP."""
+        d_ff = self.sizes()[2]
+        return d_ff // 2 if self.arch in OWN_WIDTH else d_ff
 
     def vocabulary(self) -> Vocabulary:
         """Return the tokens and their kinds."""
@@ -96,9 +127,9 @@ class Tiny:
             "attention.head_count_kv": self.n_kv_heads,
             "attention.key_length": self.head_dim,
             "attention.value_length": self.head_dim,
-            "attention.layer_norm_rms_epsilon": 1e-5,
             "rope.freq_base": self.freq_base,
         }
+        keys |= arch_keys(self)
         optional: dict[str, object] = {
             "rope.dimension_count": self.n_rot,
             "rope.scaling.type": self.rope_scaling,
@@ -106,7 +137,7 @@ class Tiny:
             "rope.scaling.original_context_length": self.original_context
             if self.rope_scaling
             else 0,
-            "attention.sliding_window": self.window if self.is_gemma else 0,
+            "attention.sliding_window": self.window if self.has_windows else 0,
             "attn_logit_softcapping": self.attn_softcap,
             "final_logit_softcapping": self.logit_softcap,
         }
@@ -116,47 +147,31 @@ class Tiny:
             keys["attention.sliding_window_pattern"] = (
                 list(pattern) if isinstance(pattern, tuple) else pattern
             )
+        keys |= dict(self.extra)
         return {f"{self.arch}.{key}": value for key, value in keys.items()}
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return every tensor's shape by name, in the order of the file."""
-        d_model, n_heads, d_ff = self.sizes()
-        q, kv = n_heads * self.head_dim, self.n_kv_heads * self.head_dim
+        d_model = self.sizes()[0]
         n_vocab = len(self.vocabulary().tokens)
         shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (n_vocab, d_model)}
+        n_rot = self.n_rot or self.head_dim
         if self.rope_freqs:
-            shapes["rope_freqs.weight"] = ((self.n_rot or self.head_dim) // 2,)
+            shapes["rope_freqs.weight"] = (n_rot // 2,)
+        if self.long_factors:
+            shapes |= {f"rope_factors_{kind}.weight": (n_rot // 2,) for kind in ("long", "short")}
         for i in range(self.n_layers):
-            layer: dict[str, tuple[int, ...]] = {
-                "attn_norm": (d_model,),
-                "attn_q": (q, d_model),
-                "attn_k": (kv, d_model),
-                "attn_v": (kv, d_model),
-                "attn_output": (d_model, q),
-                "ffn_norm": (d_model,),
-                "ffn_gate": (d_ff, d_model),
-                "ffn_up": (d_ff, d_model),
-                "ffn_down": (d_model, d_ff),
-            }
-            if self.arch in ("qwen3", "gemma3"):
-                layer |= {"attn_q_norm": (self.head_dim,), "attn_k_norm": (self.head_dim,)}
-            if self.is_gemma:
-                layer |= {"post_attention_norm": (d_model,), "post_ffw_norm": (d_model,)}
-            shapes |= {f"blk.{i}.{name}.weight": shape for name, shape in layer.items()}
-            for name in self.biased():
-                shapes[f"blk.{i}.{name}.bias"] = layer[name][:1]
+            layer = layer_shapes(self, i)
+            shapes |= {f"blk.{i}.{name}": shape for name, shape in layer.items()}
         shapes["output_norm.weight"] = (d_model,)
-        if not self.tied:
+        has = words(self)
+        if "norm_bias" in has:
+            shapes["output_norm.bias"] = (d_model,)
+        if not self.tied and "tied" not in has:
             shapes["output.weight"] = (n_vocab, d_model)
+            if self.arch == "phi2":
+                shapes["output.bias"] = (n_vocab,)
         return shapes
-
-    def biased(self) -> tuple[str, ...]:
-        """Return the matrices that have a bias: all that llama's files may have, else q, k, v."""
-        if not self.biases:
-            return ()
-        qkv = ("attn_q", "attn_k", "attn_v")
-        mlp = ("ffn_gate", "ffn_up", "ffn_down")
-        return (*qkv, "attn_output", *mlp) if self.arch == "llama" else qkv
 
     def weights(self) -> dict[str, F32]:
         """Return every tensor in f32, on a scale that keeps logits lively."""
@@ -164,16 +179,23 @@ class Tiny:
         return {name: self._weight(name, shape, random) for name, shape in self.shapes().items()}
 
     def _weight(self, name: str, shape: tuple[int, ...], random: np.random.RandomState) -> F32:
-        if name == "rope_freqs.weight":
-            return np.linspace(1.0, 8.0, shape[0], dtype=np.float32)
+        if name.startswith("rope_"):
+            most = 2.0 if "short" in name else 8.0
+            return np.linspace(1.0, most, shape[0], dtype=np.float32)
         noise = random.standard_normal(shape).astype(np.float32)
         if name.endswith("bias"):
             return noise * np.float32(0.3)
+        if "ffn_gate_inp." in name:
+            return noise * np.float32(4.0 / math.sqrt(shape[-1]))  # few ties among experts
+        if name.endswith("attn_sinks.weight"):
+            return noise
+        if len(shape) == 1 and "norm" not in name:
+            return noise * np.float32(1.0 / math.sqrt(shape[0]))
         if len(shape) == 1:
             return 1 + noise * np.float32(0.2)
         if name in ("token_embd.weight", "output.weight"):
             return noise * np.float32(0.25)
-        return noise * np.float32(1.0 / math.sqrt(shape[1]))
+        return noise * np.float32(1.0 / math.sqrt(shape[-1]))
 
 
 def write_tiny(path: Path, arch: str, **options: object) -> Path:
@@ -190,7 +212,7 @@ def write_model(path: Path, tiny: Tiny) -> Path:
     n_matrices = 0
     for name, weight in tiny.weights().items():
         name_of_format = "f32"
-        if weight.ndim == 2:
+        if weight.ndim > 1 and not name.endswith("bias") and "ffn_gate_inp" not in name:
             name_of_format = tiny.formats[n_matrices % len(tiny.formats)]
             n_matrices += 1
         add_weight(writer, name, weight, formats.get(name_of_format), random)

@@ -10,16 +10,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from quantcli.arch.gemma import embed_scale
 from quantcli.arch.hyper import Hyper
 from quantcli.arch.qwen3 import ARCH as QWEN3
+from quantcli.arch.windows import windows
 
-_PATTERN = 6  # every sixth layer sees all keys; files of before 2026 carry no key for it
 _LAYERS_27B = 62
-
-
-def embed_scale(hyper: Hyper) -> float:
-    """Return sqrt(d_model)."""
-    return math.sqrt(hyper.d_model)
 
 
 def attn_scale(hyper: Hyper) -> float:
@@ -29,16 +25,6 @@ def attn_scale(hyper: Hyper) -> float:
     return 1.0 / math.sqrt(hyper.head_dim)
 
 
-def window(hyper: Hyper, layer: int) -> int:
-    """Return a layer's window: layer i is windowed unless it is the last of a group of n."""
-    pattern = _PATTERN if hyper.window_pattern is None else hyper.window_pattern
-    if isinstance(pattern, tuple):
-        windowed = pattern[layer]
-    else:  # 0 means that all layers are windowed
-        windowed = pattern == 0 or layer % pattern < pattern - 1
-    return hyper.window if windowed else 0
-
-
 ARCH = replace(
     QWEN3,
     name="gemma3",
@@ -46,5 +32,6 @@ ARCH = replace(
     post_norms=True,
     embed_scale=embed_scale,
     attn_scale=attn_scale,
-    window=window,
+    window=windows(period=6),  # files of before 2026 carry no key for it
+    window_rope="own",
 )

@@ -19,9 +19,10 @@ EMBEDDING = "token_embd.weight"
 
 _MAX_LAYERS = 512
 _MAX_HEADS = 4096
+_MAX_EXPERTS = 4096
 _MAX_HEAD_DIM = 4096
-_MAX_WIDTH = 1 << 20
-_MAX_CONTEXT = (1 << 31) - 1
+MAX_WIDTH = 1 << 20
+MAX_CONTEXT = (1 << 31) - 1
 
 
 class HasShape(Protocol):
@@ -35,11 +36,15 @@ class HasShape(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RopeKeys:
-    """The `rope.*` keys, as in `plan.Rope`; `freq_base_swa` belongs to windowed layers."""
+    """The `rope.*` keys, as in `plan.Rope`.
+
+    freq_base_swa   base of windowed layers, None if the file names none
+    is_long         whether the file asks for longrope
+    """
 
     n_rot: int
     freq_base: float
-    freq_base_swa: float
+    freq_base_swa: float | None
     scaling: str
     factor: float
     original_context: int
@@ -47,21 +52,28 @@ class RopeKeys:
     attn_factor: float
     beta_fast: float
     beta_slow: float
+    log_mul: float
+    is_long: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Hyper:
     """One model's numbers.
 
+    n_layers         without layers that predict further tokens, which are not run
+    n_blocks         with them: as many as arrays of one value a layer have
     context          positions the model was trained for
     n_heads, n_kv_heads, d_ff   one a layer
     window           keys a windowed layer sees, 0 if the file names none
     window_pattern   n: every n-th layer sees all; or for each layer whether it is windowed
+    n_experts        0 for a model without
     tensors          names in the file; optional weights are decided by presence
+    keys             for what only some architectures have
     """
 
     arch: str
     n_layers: int
+    n_blocks: int
     n_vocab: int
     d_model: int
     context: int
@@ -69,13 +81,14 @@ class Hyper:
     n_kv_heads: tuple[int, ...]
     head_dim: int
     d_ff: tuple[int, ...]
-    eps: float
     rope: RopeKeys
     window: int
     window_pattern: int | tuple[bool, ...] | None
     attn_softcap: float
     logit_softcap: float
+    n_experts: int
     tensors: frozenset[str]
+    keys: Keys
 
     @classmethod
     def from_metadata(
@@ -89,29 +102,32 @@ class Hyper:
         """
         keys = Keys(metadata, _architecture(metadata))
         _refuse_features(keys)
-        n_layers = keys.integer("block_count", 1, _MAX_LAYERS)
-        d_model = keys.integer("embedding_length", 1, _MAX_WIDTH)
-        context = keys.integer("context_length", 1, _MAX_CONTEXT)
-        n_heads, n_kv_heads = _head_counts(keys, n_layers)
+        n_blocks = keys.integer("block_count", 1, _MAX_LAYERS)
+        n_layers = n_blocks - keys.integer("nextn_predict_layers", 0, n_blocks - 1, 0)
+        d_model = keys.integer("embedding_length", 1, MAX_WIDTH)
+        context = keys.integer("context_length", 1, MAX_CONTEXT)
+        n_heads, n_kv_heads = _head_counts(keys, n_blocks)
         head_dim = _head_dim(keys, d_model, n_heads)
         pattern = "attention.sliding_window_pattern"
         return cls(
             arch=keys.prefix,
             n_layers=n_layers,
+            n_blocks=n_blocks,
             n_vocab=_n_vocab(metadata, tensors),
             d_model=d_model,
             context=context,
             n_heads=n_heads,
             n_kv_heads=n_kv_heads,
             head_dim=head_dim,
-            d_ff=keys.per_layer("feed_forward_length", n_layers, 1, _MAX_WIDTH),
-            eps=keys.number("attention.layer_norm_rms_epsilon", 0.0, 1.0, above=True),
+            d_ff=keys.per_layer("feed_forward_length", n_blocks, 1, MAX_WIDTH),
             rope=_rope(keys, head_dim, context),
-            window=keys.integer("attention.sliding_window", 0, _MAX_CONTEXT, 0),
-            window_pattern=keys.flag_per_layer_or_integer(pattern, n_layers, 0, _MAX_LAYERS),
+            window=keys.integer("attention.sliding_window", 0, MAX_CONTEXT, 0),
+            window_pattern=keys.flag_per_layer_or_integer(pattern, n_blocks, 0, _MAX_LAYERS),
             attn_softcap=keys.number("attn_logit_softcapping", 0.0, 1e6, 0.0),
             logit_softcap=keys.number("final_logit_softcapping", 0.0, 1e6, 0.0),
+            n_experts=keys.integer("expert_count", 0, _MAX_EXPERTS, 0),
             tensors=frozenset(tensors),
+            keys=keys,
         )
 
 
@@ -131,16 +147,6 @@ def _architecture(metadata: Mapping[str, object]) -> str:
 
 def _refuse_features(keys: Keys) -> None:
     """Refuse what a key alone gives away, before any size is looked at."""
-    if n_experts := keys.integer("expert_count", 0, 1 << 16, 0):
-        raise UnsupportedModel(
-            f"{keys.prefix}.expert_count is {n_experts}: mixtures of experts are not supported "
-            "yet; use a dense model."
-        )
-    if n := keys.integer("nextn_predict_layers", 0, _MAX_LAYERS, 0):
-        raise UnsupportedModel(
-            f"{keys.prefix}.nextn_predict_layers is {n}: layers that predict several tokens are "
-            "not supported; use a file converted without them."
-        )
     if not keys.flag("attention.causal", True):
         raise UnsupportedModel(
             f"{keys.prefix}.attention.causal is false: this is an encoder, which does not "
@@ -189,29 +195,32 @@ def _rope(keys: Keys, head_dim: int, context: int) -> RopeKeys:
             f"{keys.prefix}.rope.dimension_count_swa is {n_rot_swa}, but only models that rotate "
             f"the same {n_rot} dimensions in every layer are supported."
         )
-    kind = keys.value("rope.scaling.type", "linear")
-    if isinstance(kind, str) and kind == "longrope":  # an array would compare item by item
-        raise UnsupportedModel(f"{keys.prefix}.rope.scaling.type is longrope: not supported yet.")
     # a file without the key scales linearly if it has a factor: older converters wrote no type
-    scaling = keys.text("rope.scaling.type", ("none", "linear", "yarn"), "linear")
+    scaling = keys.text("rope.scaling.type", ("none", "linear", "yarn", "longrope"), "linear")
+    is_long = scaling == "longrope"
+    if is_long:  # its factors are tensors; a number scales as well
+        scaling = "linear"
     factor = keys.number("rope.scale_linear", 0.0, 1e6, 1.0, above=True)
     factor = keys.number("rope.scaling.factor", 0.0, 1e6, factor, above=True)
     if scaling == "none" or (scaling == "linear" and factor == 1.0):
         scaling, factor = "none", 1.0
     ext_factor = keys.number("rope.scaling.yarn_ext_factor", 0.0, 1e3, 1.0)
+    swa = "rope.freq_base_swa"
     return RopeKeys(
         n_rot=n_rot,
         freq_base=keys.number("rope.freq_base", 1.0, 1e15, 10000.0, above=True),
-        freq_base_swa=keys.number("rope.freq_base_swa", 1.0, 1e15, 10000.0, above=True),
+        freq_base_swa=keys.number(swa, 1.0, 1e15, above=True) if swa in keys else None,
         scaling=scaling,
         factor=factor,
         original_context=keys.integer(
-            "rope.scaling.original_context_length", 1, _MAX_CONTEXT, context
+            "rope.scaling.original_context_length", 1, MAX_CONTEXT, context
         ),
         ext_factor=ext_factor if scaling == "yarn" else 0.0,
         attn_factor=keys.number("rope.scaling.attn_factor", 0.0, 1e3, 1.0, above=True),
         beta_fast=keys.number("rope.scaling.yarn_beta_fast", 0.0, 1e6, 32.0, above=True),
         beta_slow=keys.number("rope.scaling.yarn_beta_slow", 0.0, 1e6, 1.0, above=True),
+        log_mul=keys.number("rope.scaling.yarn_log_multiplier", 0.0, 1e3, 0.0),
+        is_long=is_long,
     )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from quantcli.errors import CheckpointError
 
+_MOST_VALUES = 64  # in an array that has not one value a layer
 REQUIRED: Final = None  # the default of a key that must be there
 
 
@@ -62,7 +63,14 @@ class Keys:
             return value
         raise self._refusal(name, value, f"one of {', '.join(choices)}")
 
-    def flag(self, name: str, default: bool) -> bool:
+    def integers(self, name: str) -> list[int]:
+        """Return an array of whole numbers."""
+        value = self.value(name)
+        if isinstance(value, np.ndarray | list | tuple) and len(value) <= _MOST_VALUES:
+            return [self._integer(name, v, -(2**31), 2**31 - 1) for v in list(value)]
+        raise self._refusal(name, value, f"an array of up to {_MOST_VALUES} whole numbers")
+
+    def flag(self, name: str, default: bool | None = REQUIRED) -> bool:
         """Return a truth value."""
         value = self.value(name, default)
         if isinstance(value, bool | np.bool_):

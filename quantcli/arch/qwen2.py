@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from quantcli.arch.blocks import Decoder
 
-from quantcli.arch.llama import ARCH as LLAMA
-
-ARCH = replace(LLAMA, name="qwen2", rope_style="neox", freq_factors=False)
+ARCH = Decoder(name="qwen2", rope_style="neox")

@@ -6,4 +6,4 @@ from dataclasses import replace
 
 from quantcli.arch.qwen2 import ARCH as QWEN2
 
-ARCH = replace(QWEN2, name="qwen3", qk_norm=True)
+ARCH = replace(QWEN2, name="qwen3", qk_norm="head")

@@ -16,6 +16,9 @@ _HARMLESS = re.compile(
     r"|(v|mm)\..*"
 )
 
+# Layers that predict further tokens have such a tensor. They are not run.
+_PREDICTION = re.compile(r"(blk\.\d+\.)nextn\..*")
+
 # What an unexpected tensor means, by a part of its name, for the message.
 _FEATURES = {
     "_exps": "mixtures of experts",
@@ -23,7 +26,6 @@ _FEATURES = {
     "shexp": "mixtures of experts",
     "ssm_": "recurrent layers",
     "shortconv": "recurrent layers",
-    "attn_qkv": "fused q, k and v weights",
     "sinks": "attention sinks",
     "rope_factors": "longrope factors",
     "rope_freqs": "RoPE frequency factors in this architecture",
@@ -41,7 +43,8 @@ def check_tensors(plan: Plan, tensors: Mapping[str, HasShape]) -> tuple[str, ...
     answer, CheckpointError for one that is missing and ShapeError for one of the wrong shape.
     """
     extra = [name for name in tensors if name not in plan.weights]
-    ignored = tuple(name for name in extra if _HARMLESS.fullmatch(name))
+    unused = tuple({found[1] for name in extra if (found := _PREDICTION.fullmatch(name))})
+    ignored = tuple(name for name in extra if _HARMLESS.fullmatch(name) or name.startswith(unused))
     strange = [name for name in extra if name not in ignored]
     if strange:
         more = f" (and {len(strange) - 1} more)" if len(strange) > 1 else ""

@@ -1,6 +1,7 @@
 """Activations staged for the matmul tiles: a row is transformed, quantized and laid out in groups.
 
-The rows of a step come in groups of T tokens (see matmul.rows.group_size). Quantized, a group
+The rows of a step come in groups of T tokens (see matmul.rows.group_size); the rows that go to an
+expert come together, in groups of their own (see kernels.experts). Quantized, a group
 has for each 32 inputs: T x 32 bytes of codes, T f32 scales, then T words of 4 bytes for each Word
 its readers asked for. In f32, it has T values for each input. Either way a row costs the same
 number of bytes in every group, so row r of any step starts at r times that.
@@ -19,6 +20,7 @@ from quantcli.kernels.simd import (
     hmax_abs,
     hsum,
     hsum_i32,
+    lanes_between,
     load_f32,
     load_f32x16,
     load_i64,
@@ -32,21 +34,32 @@ from quantcli.kernels.simd import (
     vdiv,
     view,
     vmul,
+    vsub,
 )
-from quantcli.kernels.simd.math import gelu_tanh, silu
+from quantcli.kernels.simd.math import gelu_tanh, relu_squared, silu, swiglu_oai
 
-PLAIN, RMS_NORM, SILU, GELU_TANH = 0, 1, 2, 3  # what happens to a row before it is laid out
-MAX_WORDS = 6
+# What happens to a row before it is laid out.
+PLAIN, RMS_NORM, SILU, GELU_TANH, LAYER_NORM, SWIGLU_OAI = 0, 1, 2, 3, 4, 5
+GELU_TANH_ALONE, RELU_SQUARED = 6, 7  # of x, without an `up`
+MAX_WORDS = 12
 
 ARGS = np.dtype(
     [
         ("counter", "i8"),
         ("n_rows", "i8"),  # address of the number of rows
         ("private", "i8"),  # address of a word: nonzero while each thread stages for itself
-        ("x", "i8"),  # f32 (rows, x_stride bytes apart); the gate for SILU and GELU_TANH
-        ("up", "i8"),  # f32, as x; only for SILU and GELU_TANH
+        ("x", "i8"),  # f32 (rows, x_stride bytes apart); the gate for SILU, GELU_TANH, SWIGLU_OAI
+        ("up", "i8"),  # f32, as x, for those three
         ("x_stride", "i8"),
-        ("norm", "i8"),  # f32 (width), only for RMS_NORM
+        ("up_stride", "i8"),
+        ("norm", "i8"),  # f32 (width), only for norms
+        ("bias", "i8"),  # f32 (width), or 0; only for LAYER_NORM
+        (
+            "runs",
+            "i8",
+        ),  # runs of entries, one an expert, see kernels.experts; or 0: one run of rows
+        ("n_runs", "i8"),  # address of their number
+        ("rows", "i8"),  # i64 (entries): the row of x that each entry takes, or 0: its own
         ("width", "i8"),  # values a row, a multiple of 32, zeros after n_true
         ("n_true", "i8"),  # values that count for the mean
         ("eps", "f4"),
@@ -70,15 +83,24 @@ ZERO, ONE, MAX_CODE = f32(0.0), f32(1.0), f32(127.0)
 TINY = f32(1e-36)  # where 127 / x would soon overflow: blocks below it are taken as zeros
 
 
-def reference(x, transform=PLAIN, *, up=None, norm=None, eps=0.0):
+def reference(x, transform=PLAIN, *, up=None, norm=None, bias=None, eps=0.0):
     """Return transformed rows: f32 (rows, width), computed in f64."""
     x = np.float64(x)
-    if transform == RMS_NORM:
+    if transform == LAYER_NORM:
+        x = x - np.mean(x, axis=-1, keepdims=True)
+    if transform in (RMS_NORM, LAYER_NORM):
         x = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * norm
+        x = x if bias is None else x + bias
     elif transform == SILU:
         x = x / (1 + np.exp(-x)) * up
-    elif transform == GELU_TANH:
-        x = x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) * up
+    elif transform in (GELU_TANH, GELU_TANH_ALONE):
+        x = x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+        x = x if transform == GELU_TANH_ALONE else x * up
+    elif transform == SWIGLU_OAI:
+        x, up = np.minimum(x, 7), np.clip(up, -7, 7)
+        x = x / (1 + np.exp(-1.702 * x)) * (up + 1)
+    elif transform == RELU_SQUARED:
+        x = np.maximum(x, 0) ** 2
     return x.astype(np.float32)
 
 
@@ -103,6 +125,44 @@ def rms_scale(x, width, n_true, eps):
 
 
 @inline
+def layer_norm_row(x, out, weight, bias, n_true, eps):
+    """Write the layer norm of a row of n_true f32: (x - mean) / deviation * weight + bias.
+
+    weight, bias   f32 padded with zeros to a multiple of 16, so that the row's padding becomes 0;
+                   bias may be 0 for none
+    """
+    n = (n_true + 15) // 16
+    total = splat(ZERO)
+    for i in range(n):
+        total = total + lanes_between(load_f32x16(x + 64 * i), 0, n_true - 16 * i, ZERO)
+    mean = splat(hsum(total) / f32(n_true))
+    total = splat(ZERO)
+    for i in range(n):
+        v = lanes_between(vsub(load_f32x16(x + 64 * i), mean), 0, n_true - 16 * i, ZERO)
+        total = fma(v, v, total)
+    scale = vdiv(splat(ONE), sqrt(splat(hsum(total) / f32(n_true) + eps)))
+    for i in range(n):
+        v = vmul(vsub(load_f32x16(x + 64 * i), mean), scale)
+        shift = load_f32x16(bias + 64 * i) if bias != 0 else splat(ZERO)
+        v = fma(v, load_f32x16(weight + 64 * i), shift)
+        store_f32x16(out + 64 * i, lanes_between(v, 0, n_true - 16 * i, ZERO))
+
+
+@inline
+def _activated(transform, x, up):
+    """Return the activation of a vector, times `up` where there is a gate."""
+    if transform == SILU:
+        return vmul(silu(x), up)
+    if transform == GELU_TANH:
+        return vmul(gelu_tanh(x), up)
+    if transform == SWIGLU_OAI:
+        return swiglu_oai(x, up)
+    if transform == GELU_TANH_ALONE:
+        return gelu_tanh(x)
+    return relu_squared(x)
+
+
+@inline
 def _transform_row(a, x, up, row):
     """Write the transformed row to `row`, and return where it then lies."""
     n = a.width // 16
@@ -113,14 +173,15 @@ def _transform_row(a, x, up, row):
         for i in range(n):
             v = vmul(load_f32x16(x + 64 * i), scale)
             store_f32x16(row + 64 * i, vmul(v, load_f32x16(a.norm + 64 * i)))
-    elif a.transform == SILU:
-        for i in range(n):
-            v = silu(load_f32x16(x + 64 * i))
-            store_f32x16(row + 64 * i, vmul(v, load_f32x16(up + 64 * i)))
-    else:
-        for i in range(n):
-            v = gelu_tanh(load_f32x16(x + 64 * i))
-            store_f32x16(row + 64 * i, vmul(v, load_f32x16(up + 64 * i)))
+        return row
+    if a.transform == LAYER_NORM:
+        layer_norm_row(x, row, a.norm, a.bias, a.n_true, a.eps)
+        for i in range((a.n_true + 15) // 16, n):
+            store_f32x16(row + 64 * i, splat(ZERO))
+        return row
+    for i in range(n):
+        v = _activated(a.transform, load_f32x16(x + 64 * i), load_f32x16(up + 64 * i))
+        store_f32x16(row + 64 * i, v)
     return row
 
 
@@ -160,28 +221,40 @@ def _interleave_row(a, row, out, n_tokens, token):
         store_f32(out + 4 * (k * n_tokens + token), load_f32(row + 4 * k))
 
 
+@inline
+def _stage_group(a, out, start, n, scratch):
+    """Transform and lay out entries [start, start + n) as one group."""
+    for token in range(n):
+        entry = start + token
+        row = load_i64(a.rows + 8 * entry) if a.rows != 0 else entry
+        x, up = a.x + row * a.x_stride, a.up + row * a.up_stride
+        values = _transform_row(a, x, up, scratch)
+        if a.is_float != 0:
+            _interleave_row(a, values, out, n, token)
+        else:
+            _quantize_row(a, values, out, n, token)
+
+
 @op
 def stage(args, thread, n_threads):
     """Transform, quantize and lay out the step's rows, group by group."""
     a = view(args, ARGS)
-    n_rows = load_i64(a.n_rows)
     private = load_i64(a.private) != 0
     base = a.out + a.out_thread_stride * thread if private else a.out
     scratch = a.scratch + a.scratch_stride * thread
+    # A step's only row is laid out once for all the experts it goes to.
+    has_runs = a.runs != 0 and not (private and a.rows != 0)
+    n_runs = load_i64(a.n_runs) if has_runs else 1
     wanted = 0 if private else atomic_add(a.counter, 1)
     group, start = 0, 0
-    while start < n_rows:
-        n = group_size(n_rows - start)
-        if private or group == wanted:
-            out = base + start * a.row_nbytes
-            for token in range(n):
-                offset = (start + token) * a.x_stride
-                row = _transform_row(a, a.x + offset, a.up + offset, scratch)
-                if a.is_float != 0:
-                    _interleave_row(a, row, out, n, token)
-                else:
-                    _quantize_row(a, row, out, n, token)
-            if not private:
-                wanted = atomic_add(a.counter, 1)
-        group += 1
-        start += n
+    for run in range(n_runs):
+        n_left = load_i64(a.runs + 24 * run + 16) if has_runs else load_i64(a.n_rows)
+        while n_left > 0:
+            n = group_size(n_left)
+            if private or group == wanted:
+                _stage_group(a, base + start * a.row_nbytes, start, n, scratch)
+                if not private:
+                    wanted = atomic_add(a.counter, 1)
+            group += 1
+            start += n
+            n_left -= n

@@ -49,7 +49,8 @@ ARGS = np.dtype(
         ("max_chunks", "i8"),  # address of the most chunks a row has; at most max_split_chunks
         ("q", "i8"),  # f32 (rows, q_stride bytes apart)
         ("q_stride", "i8"),
-        ("out", "i8"),  # f32 (rows, q_stride bytes apart)
+        ("out", "i8"),  # f32 (rows, out_stride bytes apart)
+        ("out_stride", "i8"),
         ("n_heads", "i8"),
         ("n_kv_heads", "i8"),
         ("head_dim", "i8"),
@@ -261,7 +262,7 @@ def _finish(a, running, row, head, entry):
         keep = exp(splat(m - top))
         total = vmul(total, keep) + exp(splat(sink - top))
     factor = vdiv(keep, total)
-    out = a.out + (row + entry // group) * a.q_stride + 4 * query_head * a.head_dim
+    out = a.out + (row + entry // group) * a.out_stride + 4 * query_head * a.head_dim
     for d in range(a.head_dim // 16):
         # Adding +0 turns -0 into +0: keys of other rows in a tile may have decided its sign.
         value = vmul(load_f32x16(running + 64 * d), factor) + splat(ZERO)

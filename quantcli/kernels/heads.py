@@ -18,6 +18,7 @@ from quantcli.kernels.simd import (
     load_f32x16,
     load_i64,
     odd_lanes,
+    splat_f32_at,
     store_f32,
     store_f32x16,
     view,
@@ -46,9 +47,12 @@ ARGS = np.dtype(
         ("head_dim", "i8"),
         ("q_norm", "i8"),  # f32 (head_dim), or 0
         ("k_norm", "i8"),
+        ("norm_last", "i8"),  # norm what is rotated, not the other way round
         ("style", "i8"),
+        ("start", "i8"),  # first dimension that rotates
         ("n_rot", "i8"),
         ("angles", "i8"),  # f32 (context, n_rot): cosines then sines of a position
+        ("temperatures", "i8"),  # f32 (context): factor on q at each position, or 0
         ("k_pages", "i8"),
         ("v_pages", "i8"),
         ("page_nbytes", "i8"),
@@ -63,21 +67,25 @@ ARGS = np.dtype(
 )
 
 
-def reference(x, angles, style=NEOX, *, norm=None, eps=0.0):
+def reference(x, angles, style=NEOX, *, norm=None, eps=0.0, norm_last=False, start=0):
     """Return normed and rotated heads of q or k: f32 (rows, heads, head_dim), computed in f64.
 
     angles  f32 (rows, n_rot)   cosines then sines
     """
     x = np.float64(x)
-    if norm is not None:
+    if norm is not None and not norm_last:
         x = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * norm
     half = angles.shape[1] // 2
     cos, sin = np.float64(angles[:, None, :half]), np.float64(angles[:, None, half:])
-    a, b = {NEOX: np.s_[:half, half : 2 * half], NORM: np.s_[: 2 * half : 2, 1 : 2 * half : 2]}[
-        style
-    ]
+    middle, stop = start + half, start + 2 * half
+    a, b = {
+        NEOX: np.s_[start:middle, middle:stop],
+        NORM: np.s_[start:stop:2, start + 1 : stop : 2],
+    }[style]
     y = x.copy()
     y[..., a], y[..., b] = x[..., a] * cos - x[..., b] * sin, x[..., a] * sin + x[..., b] * cos
+    if norm is not None and norm_last:
+        y = y / np.sqrt(np.mean(y * y, axis=-1, keepdims=True) + eps) * norm
     return y.astype(np.float32)
 
 
@@ -126,10 +134,29 @@ def _rotate(a, x, position):
     half = a.n_rot // 2
     cos = a.angles + position * a.n_rot * 4
     sin = cos + half * 4
+    x = x + 4 * a.start
     if a.style == NEOX:
         _rotate_neox(x, cos, sin, half)
     elif a.style == NORM:
         _rotate_norm(x, cos, sin, half)
+
+
+@inline
+def _place(a, x, norm, position):
+    """Norm and rotate one head, in the order the model wants."""
+    if norm != 0 and a.norm_last == 0:
+        _norm_head(x, norm, a.head_dim, a.eps)
+    _rotate(a, x, position)
+    if norm != 0 and a.norm_last != 0:
+        _norm_head(x, norm, a.head_dim, a.eps)
+
+
+@inline
+def _warm(a, x, position):
+    """Multiply one head of q by its position's factor."""
+    factor = splat_f32_at(a.temperatures + 4 * position)
+    for i in range(a.head_dim // 16):
+        store_f32x16(x + 64 * i, vmul(load_f32x16(x + 64 * i), factor))
 
 
 @inline
@@ -159,15 +186,13 @@ def prepare(args, thread, kv):
             position = load_i64(a.positions + 8 * row)
             if slot < a.n_heads:
                 x = a.q + row * a.q_stride + 4 * slot * dim
-                if a.q_norm != 0:
-                    _norm_head(x, a.q_norm, dim, a.eps)
-                _rotate(a, x, position)
+                _place(a, x, a.q_norm, position)
+                if a.temperatures != 0:
+                    _warm(a, x, position)
             elif slot < a.n_heads + a.n_kv_heads:
                 head = slot - a.n_heads
                 x = a.k + row * a.k_stride + 4 * head * dim
-                if a.k_norm != 0:
-                    _norm_head(x, a.k_norm, dim, a.eps)
-                _rotate(a, x, position)
+                _place(a, x, a.k_norm, position)
                 record = _record(a, a.k_pages, row, position, head)
                 store_key(kv, x, record, position % 16, dim, scratch)
             else:

@@ -18,11 +18,11 @@ from quantcli.runtime.executor import Executor
 from quantcli.runtime.kv_storage import KvStorage, PageTables
 from quantcli.runtime.lower import Lowering, Sources
 from quantcli.runtime.oplist import OpList
-from quantcli.runtime.rope_tables import rope_angles
+from quantcli.runtime.rope_tables import factors_of, rope_angles
 from quantcli.runtime.sizing import Sizing
 from quantcli.runtime.staging import FLOAT, INT8
 from quantcli.runtime.step import Batch, Step
-from quantcli.runtime.weights import Weights
+from quantcli.runtime.weights import Weights, is_matrix
 
 Progress = Callable[[str, int, int], None]
 
@@ -165,7 +165,7 @@ class _Angles:
         for op in plan.ops:
             if op.rope and op.rope not in self.tables:
                 rope = op.rope
-                name = rope.freq_factors
+                name = factors_of(rope, context)
                 self._factors[rope] = weights.vectors[name][: rope.n_rot // 2] if name else None
                 self.tables[rope] = np.zeros((context, rope.n_rot), np.float32)
         self.fill(1)  # now, since it refuses frequency factors that are none
@@ -189,7 +189,7 @@ def _kernels(checkpoint: Checkpoint, plan: Plan, kv_type: str) -> list[OpKernel]
     formats = {
         checkpoint.tensors[name].format.name
         for name, shape in plan.weights.items()
-        if len(shape) == 2
+        if is_matrix(name, shape)
     }
     for name in sorted(formats):
         kernels += [matmul.module(name).pack, matmul.module(name).matmul]

@@ -56,6 +56,15 @@ class DecodedWeights:
         self._decoded.move_to_end(name)
         return self._decoded[name]
 
+    def expert(self, name: str, index: int) -> F32:
+        """Return one expert's matrix of a tensor (n_experts, n_out, n_in)."""
+        raw = self.raw(name)
+        n_experts, n_rows, n_in = self._shapes[name]
+        if not isinstance(raw, QTensor) or 4 * n_experts * n_rows * n_in <= self._largest:
+            matrix: F32 = self.array(name)[index]
+            return matrix
+        return raw.rows(index * n_rows, (index + 1) * n_rows).dequantize()
+
     def rows(self, name: str, ids: I64) -> F32:
         """Return some rows of a matrix."""
         raw = self.raw(name)

@@ -1,7 +1,7 @@
 """Which ops of a plan the compiled kernels do on the way to another: read off the plan alone.
 
-rms_norm, gated   read by linears only: done while activations are staged
-rms_norm          read by one add: done by the add (a post-norm)
+norms, gated, activate   read by products only: done while activations are staged
+rms_norm, scale   read by one add: done by the add
 rms_norm, rope    on the way to an attention's q or k: done per head, before k is stored
 add               of a linear read by nothing else: the linear adds to the residual in place
 """
@@ -12,19 +12,24 @@ from dataclasses import dataclass
 
 from quantcli.plan import Buffer, Op, Plan
 
+PRODUCTS = ("linear", "expert_linear")
+_STAGED = ("rms_norm", "layer_norm", "gated", "activate")
+
 
 @dataclass(frozen=True, slots=True)
 class HeadPath:
     """What happens to q or k between its linear and the attention.
 
-    source   the buffer the linear wrote
-    norm     the rms_norm over each head, or None
-    rope     the rope op, or None
+    source     the buffer the linear wrote
+    norm       the rms_norm over each head, or None
+    rope       the rope op, or None
+    norm_last  whether what is rotated is normed, not the other way round
     """
 
     source: Buffer
     norm: Op | None
     rope: Op | None
+    norm_last: bool
 
 
 class Fusion:
@@ -36,7 +41,7 @@ class Fusion:
         self.producers = {op.output: op for op in plan.ops}
         self.readers = {op.output: plan.readers(op.output) for op in plan.ops}
         self.staged = {op.output for op in plan.ops if self._is_staged(op)}
-        self.post_norms = {op.output: op for op in plan.ops if self._is_post_norm(op)}
+        self.into_add = {op.output: op for op in plan.ops if self._is_into_add(op)}
         self.paths: dict[Buffer, HeadPath] = {}
         self.on_path: set[Buffer] = set()
         for op in plan.ops:
@@ -47,7 +52,7 @@ class Fusion:
     def is_fused(self, op: Op) -> bool:
         """Return whether an op is done by another."""
         out = op.output
-        return out in self.staged or out in self.post_norms or out in self.on_path
+        return out in self.staged or out in self.into_add or out in self.on_path
 
     def roots(self, buffer: Buffer) -> tuple[Buffer, ...]:
         """Return the stored buffers that reading `buffer` really reads."""
@@ -67,13 +72,16 @@ class Fusion:
     def _is_staged(self, op: Op) -> bool:
         if op.kind == "rms_norm" and op.params["group"]:
             return False
-        if op.kind not in ("rms_norm", "gated"):
+        if op.kind not in _STAGED:
             return False
         readers = self.readers[op.output]
-        return bool(readers) and all(reader.kind == "linear" for reader in readers)
+        return bool(readers) and all(
+            reader.kind in PRODUCTS and op.output == reader.inputs[0] for reader in readers
+        )
 
-    def _is_post_norm(self, op: Op) -> bool:
-        if op.kind != "rms_norm" or op.params["group"]:
+    def _is_into_add(self, op: Op) -> bool:
+        """Return whether an op's one reader adds it to something else, and can do it as well."""
+        if op.kind not in ("rms_norm", "scale") or op.params.get("group"):
             return False
         readers = self.readers[op.output]
         return (
@@ -83,16 +91,21 @@ class Fusion:
         )
 
     def _head_path(self, buffer: Buffer) -> HeadPath:
-        """Walk back from attention: rope, then a norm over each head, each with one reader."""
-        norm = rope = None
+        """Walk back from attention: a norm over each head, rope, or one and then the other."""
+        steps: list[Op] = []
         op = self.producers[buffer]
-        if op.kind == "rope" and len(self.readers[buffer]) == 1:
-            rope, buffer = op, op.inputs[0]
+        while len(steps) < 2 and self._is_of_heads(op, steps):
+            steps.append(op)
             self.on_path.add(op.output)
-            op = self.producers[buffer]
-        if op.kind == "rms_norm" and op.params["group"] and len(self.readers[buffer]) == 1:
-            norm, buffer = op, op.inputs[0]
-            self.on_path.add(op.output)
-        in_place = norm is not None or rope is not None
-        assert not in_place or len(self.readers[buffer]) == 1, (buffer, "is rotated in place")
-        return HeadPath(buffer, norm, rope)
+            op = self.producers[op.inputs[0]]
+        norm = next((step for step in steps if step.kind == "rms_norm"), None)
+        rope = next((step for step in steps if step.kind == "rope"), None)
+        assert not steps or len(self.readers[op.output]) == 1, (op.output, "is rotated in place")
+        norm_last = norm is not None and rope is not None and steps[0] is norm
+        return HeadPath(op.output, norm, rope, norm_last)
+
+    def _is_of_heads(self, op: Op, steps: list[Op]) -> bool:
+        """Return whether an op is rope, or a norm over heads, and not the second of its kind."""
+        is_norm = op.kind == "rms_norm" and bool(op.params["group"])
+        is_new = all(step.kind != op.kind for step in steps)
+        return (is_norm or op.kind == "rope") and is_new and len(self.readers[op.output]) == 1

@@ -15,12 +15,14 @@ import numpy as np
 from quantcli.errors import ResourceError
 from quantcli.formats import F32
 from quantcli.plan import Buffer, Op, Plan
+from quantcli.runtime import reference_experts as experts
 from quantcli.runtime.decoded import I64, DecodedWeights, Weights
-from quantcli.runtime.rope_tables import rope_angles
+from quantcli.runtime.reference_rounding import KV_ROUNDING, round_activations
+from quantcli.runtime.rope_tables import factors_of, rope_angles, temperatures
 
 KV_TYPES = ("f32", "f16", "q8_0")
 ACTIVATIONS = ("f32", "q8")
-_BLOCK = 32  # values that share a scale, in q8 activations and q8_0 keys and values
+_OAI_CLAMP, _OAI_SLOPE = 7.0, 1.702  # of gpt-oss's gate
 
 
 class ReferenceExecutor:
@@ -50,7 +52,7 @@ class ReferenceExecutor:
         self.context = context
         self.activation = activation
         self.weights = DecodedWeights(plan, weights, cache_nbytes)
-        self._round_kv = _KV_ROUNDING[kv_type]
+        self._round_kv = KV_ROUNDING[kv_type]
         self._dying = _dying_buffers(plan)
         self._kv: dict[tuple[int, int], _KV] = {}  # by (index of the op, sequence)
 
@@ -165,6 +167,15 @@ def _rms_norm(step: _Step, op: Op, x: F32) -> F32:
     return y
 
 
+def _layer_norm(step: _Step, op: Op, x: F32) -> F32:
+    weights = [step.executor.weights.array(name) for name in op.weights]
+    wide = x.astype(np.float64)
+    centred = wide - wide.mean(axis=-1, keepdims=True)
+    deviation = np.sqrt(np.mean(centred * centred, axis=-1, keepdims=True) + op.number("eps"))
+    y: F32 = (centred / deviation).astype(np.float32) * weights[0]
+    return y + weights[1] if len(weights) > 1 else y
+
+
 def _linear(step: _Step, op: Op, x: F32) -> F32:
     weights = step.executor.weights
     if step.executor.activation == "q8" and weights.is_quantized(op.weights[0]):
@@ -177,15 +188,16 @@ def _linear(step: _Step, op: Op, x: F32) -> F32:
 def _rope(step: _Step, op: Op, x: F32) -> F32:
     rope = op.rope
     assert rope is not None
-    name = rope.freq_factors
+    name = factors_of(rope, step.executor.context)
     factors = step.executor.weights.array(name) if name else None
     cos, sin = (t[:, None, :] for t in rope_angles(rope, factors, step.positions))
     heads = x.reshape(len(x), -1, int(op.params["head_dim"] or 0)).copy()
-    half = rope.n_rot // 2
+    start, stop = rope.start, rope.start + rope.n_rot
     if rope.style == "norm":
-        first, second = slice(0, rope.n_rot, 2), slice(1, rope.n_rot, 2)
+        first, second = slice(start, stop, 2), slice(start + 1, stop, 2)
     else:
-        first, second = slice(0, half), slice(half, rope.n_rot)
+        half = start + rope.n_rot // 2
+        first, second = slice(start, half), slice(half, stop)
     a, b = heads[:, :, first].copy(), heads[:, :, second].copy()
     heads[:, :, first] = a * cos - b * sin
     heads[:, :, second] = a * sin + b * cos
@@ -212,6 +224,8 @@ def _attention(step: _Step, op: Op, q: F32, k: F32, v: F32) -> F32:
         sinks = step.executor.weights.array(heads.sinks) if heads.sinks else None
         group = heads.n_heads // heads.n_kv_heads
         rows_q = q[rows].reshape(shape)
+        if heads.temperature:
+            rows_q *= temperatures(heads, positions)[:, None, None]
         result = np.empty_like(rows_q)
         for head in range(heads.n_heads):
             scores = rows_q[:, head] @ kv.k[start:stop, head // group].T * np.float32(heads.scale)
@@ -225,7 +239,48 @@ def _attention(step: _Step, op: Op, q: F32, k: F32, v: F32) -> F32:
 
 
 def _gated(step: _Step, op: Op, gate: F32, up: F32) -> F32:
-    return _ACTS[str(op.params["act"])](gate) * up
+    act = str(op.params["act"])
+    if act == "swiglu_oai":
+        return _swiglu_oai(gate, up)
+    return _ACTS[act](gate) * up
+
+
+def _activate(step: _Step, op: Op, x: F32) -> F32:
+    return _PLAIN_ACTS[str(op.params["act"])](x)
+
+
+def _slice(step: _Step, op: Op, x: F32) -> F32:
+    start = int(op.number("start"))
+    part: F32 = x[:, start : start + op.output.width]
+    return part
+
+
+def _route(step: _Step, op: Op, logits: F32) -> F32:
+    assert op.routing is not None
+    bias = step.executor.weights.array(op.weights[0]) if op.weights else None
+    return experts.choose(logits, op.routing, bias)
+
+
+def _expert_linear(step: _Step, op: Op, x: F32, routes: F32) -> F32:
+    assert op.routing is not None
+    weights, name = step.executor.weights, op.weights[0]
+    if step.executor.activation == "q8" and weights.is_quantized(name):
+        x = round_activations(x)
+    chosen = experts.experts_of(routes, op.routing)
+    if len(x) != len(chosen):
+        x = np.repeat(x, op.routing.n_used, axis=0)
+    y = experts.multiply(x, chosen, op.output.width, lambda e: weights.expert(name, e))
+    return y + weights.array(op.weights[1])[chosen] if len(op.weights) > 1 else y
+
+
+def _mix(step: _Step, op: Op, x: F32, routes: F32) -> F32:
+    assert op.routing is not None
+    return experts.mix(x, routes, op.routing)
+
+
+def _sigmoid_gate(step: _Step, op: Op, x: F32, gate: F32) -> F32:
+    y: F32 = np.divide(x, 1.0 + np.exp(-gate))
+    return y
 
 
 def _add(step: _Step, op: Op, x: F32, y: F32) -> F32:
@@ -247,10 +302,17 @@ def _softcap(step: _Step, op: Op, x: F32) -> F32:
 _OPS: dict[str, Callable[..., F32]] = {
     "embed": _embed,
     "rms_norm": _rms_norm,
+    "layer_norm": _layer_norm,
     "linear": _linear,
+    "slice": _slice,
     "rope": _rope,
     "attention": _attention,
     "gated": _gated,
+    "activate": _activate,
+    "route": _route,
+    "expert_linear": _expert_linear,
+    "mix": _mix,
+    "sigmoid_gate": _sigmoid_gate,
     "add": _add,
     "scale": _scale,
     "select": _select,
@@ -279,7 +341,21 @@ def _gelu_tanh(x: F32) -> F32:
     return y
 
 
+def _swiglu_oai(gate: F32, up: F32) -> F32:
+    """Return gate / (1 + exp(-1.702 gate)) (up + 1), both clamped to 7, up to -7 as well."""
+    gate = np.minimum(gate, np.float32(_OAI_CLAMP))
+    up = np.clip(up, np.float32(-_OAI_CLAMP), np.float32(_OAI_CLAMP))
+    y: F32 = gate / (1.0 + np.exp(np.float32(-_OAI_SLOPE) * gate)) * (up + 1.0)
+    return y
+
+
+def _relu_squared(x: F32) -> F32:
+    y: F32 = np.square(np.maximum(x, np.float32(0.0)))
+    return y
+
+
 _ACTS: dict[str, Callable[[F32], F32]] = {"silu": _silu, "gelu_tanh": _gelu_tanh}
+_PLAIN_ACTS = {"gelu_tanh": _gelu_tanh, "relu_squared": _relu_squared}
 
 
 def _capped(x: F32, cap: float) -> F32:
@@ -298,44 +374,3 @@ def _softmax(scores: F32, sink: float | None) -> F32:
         total = total + np.exp(np.float32(sink) - top)
     share: F32 = e / total
     return share
-
-
-def round_activations(x: F32) -> F32:
-    """Return x as it is after int8 in blocks of 32: q = rint(x * (127 / amax)), x' = q * amax/127.
-
-    x  f32 (rows, n_in)   n_in a multiple of 32
-    """
-    blocks = x.reshape(len(x), x.shape[1] // _BLOCK, _BLOCK)
-    amax = np.abs(blocks).max(axis=-1, keepdims=True)
-    rounded: F32 = _codes(blocks, amax) * (amax / np.float32(127.0))
-    return rounded.reshape(x.shape)
-
-
-def _codes(blocks: F32, amax: F32) -> F32:
-    inverse = np.divide(np.float32(127.0), amax, out=np.zeros_like(amax), where=amax > 0)
-    codes: F32 = np.rint(blocks * inverse)
-    return codes
-
-
-def _as_is(x: F32) -> F32:
-    return x
-
-
-def _through_f16(x: F32) -> F32:
-    return x.astype(np.float16).astype(np.float32)
-
-
-def _through_q8_0(x: F32) -> F32:
-    """Round each head as q8_0 stores it: like activations, but with an f16 scale."""
-    pad = -x.shape[-1] % _BLOCK
-    blocks = np.pad(x, ((0, 0), (0, 0), (0, pad))).reshape(*x.shape[:2], -1, _BLOCK)
-    amax = np.abs(blocks).max(axis=-1, keepdims=True)
-    rounded = _codes(blocks, amax) * _through_f16(amax / np.float32(127.0))
-    return rounded.reshape(*x.shape[:2], -1)[:, :, : x.shape[-1]]
-
-
-_KV_ROUNDING: dict[str, Callable[[F32], F32]] = {
-    "f32": _as_is,
-    "f16": _through_f16,
-    "q8_0": _through_q8_0,
-}

@@ -10,14 +10,37 @@ from quantcli.formats import F32
 from quantcli.plan import Buffer
 
 _LANES = 32  # rows are padded with zeros to a multiple of this many values
+_SLACK = 16  # values behind the last row, for vectors that begin inside it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Region:
-    """Rows of f32, one for each row of a step, padded with zeros that nobody overwrites."""
+    """Rows of f32, one for each row of a step, padded with zeros that nobody overwrites.
+
+    name    the same for a region and its parts
+    array   (rows, padded width)
+    whole   the region that this is a part of, or None
+    kind    axis and width of the buffers that it is for
+    """
 
     name: str
-    array: F32  # (rows, padded width)
+    array: F32
+    whole: Region | None = None
+    kind: tuple[str, int] = ("", 0)
+
+    @property
+    def root(self) -> Region:
+        """The region whose memory this is."""
+        return self.whole or self
+
+    def part(self, start: int, width: int) -> Region:
+        """Return some columns, a multiple of the padding: they have none of their own."""
+        assert width % _LANES == 0, width
+        return Region(self.name, self.array[:, start : start + width], self.root)
+
+    def can_part(self, width: int) -> bool:
+        """Return whether `part` may cut out so many columns."""
+        return width % _LANES == 0
 
     @property
     def address(self) -> int:
@@ -51,14 +74,16 @@ class RegionPool:
         if free:
             return free.pop()
         padded = -(-buffer.width // _LANES) * _LANES
-        array = np.zeros((self._max_rows[buffer.axis], padded), np.float32)
-        region = Region(f"region {len(self.regions)}", array)
+        n_rows = self._max_rows[buffer.axis]
+        array = np.zeros(n_rows * padded + _SLACK, np.float32)[: n_rows * padded]
+        array = array.reshape(n_rows, padded)
+        region = Region(f"region {len(self.regions)}", array, None, (buffer.axis, buffer.width))
         self.regions.append(region)
         return region
 
-    def give_back(self, buffer: Buffer, region: Region) -> None:
-        """Take a region back that held a buffer."""
-        self._free[buffer.axis, buffer.width].append(region)
+    def give_back(self, region: Region) -> None:
+        """Take a whole region back."""
+        self._free[region.kind].append(region)
 
     @property
     def nbytes(self) -> int:

@@ -13,9 +13,20 @@ import numpy.typing as npt
 
 from quantcli.errors import CheckpointError
 from quantcli.formats import F32
-from quantcli.plan import Rope
+from quantcli.plan import Heads, Rope
 
 F64 = npt.NDArray[np.float64]
+
+
+def factors_of(rope: Rope, context: int) -> str | None:
+    """Return the tensor of frequency factors that a context calls for, or None.
+
+    context  positions that a sequence can hold, not those it does: a position's angles must not
+             change as a sequence grows
+    """
+    if rope.long_factors and context > rope.original_context:
+        return rope.long_factors
+    return rope.freq_factors
 
 
 def rope_angles(
@@ -64,11 +75,23 @@ def rope_frequencies(rope: Rope, freq_factors: F32 | None = None) -> F64:
 def magnitude(rope: Rope) -> float:
     """Return the factor on cos and sin: `attn_factor`, and YaRN's 0.1 ln(factor) + 1.
 
+    With a `log_mul` the latter is divided by the same with 0.1 log_mul.
+
     Source: Peng et al., YaRN, arXiv:2309.00071, section 3.4 (their sqrt(1/t)).
     """
     if rope.scaling == "yarn" and rope.ext_factor and rope.factor > 1.0:
-        return rope.attn_factor * (0.1 * math.log(rope.factor) + 1.0)
+        growth = 0.1 * math.log(rope.factor)
+        return rope.attn_factor * (growth + 1.0) / (rope.log_mul * growth + 1.0)
     return rope.attn_factor
+
+
+def temperatures(heads: Heads, positions: npt.NDArray[np.integer]) -> F32:
+    """Return f32 (n,): the factor on q at each position, 1 + t ln(1 + floor(position / length)).
+
+    Source: Llama 4's and Ministral 3's configurations, "attention temperature tuning".
+    """
+    steps = np.floor(np.asarray(positions, np.float64) / heads.temperature_length)
+    return (1.0 + heads.temperature * np.log1p(steps)).astype(np.float32)
 
 
 def _pair_that_turns(rope: Rope, turns: float) -> float:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from quantcli.arch import Hyper, check_tensors, get
 from quantcli.checkpoint import Checkpoint
 from quantcli.kvcache import KVCache, create
-from quantcli.plan import Plan
+from quantcli.plan import ENTRIES, Plan
 from quantcli.runtime.memory import (
     MemoryPlan,
     available_memory,
     choose_context,
     kv_nbytes_per_token,
 )
-from quantcli.runtime.weights import packed_nbytes
+from quantcli.runtime.weights import is_matrix, packed_nbytes
 
 # Rows of one step. Enough that a panel of weights, once unpacked, serves many tokens; more only
 # costs memory: 128 to 512 rows measured within 3% on one AVX-512 server core.
@@ -79,12 +80,19 @@ def _weights_nbytes(checkpoint: Checkpoint, plan: Plan) -> int:
     """Return the bytes of the weights as they will be packed."""
     total = 0
     for name, shape in plan.weights.items():
-        info = checkpoint.tensors[name]
-        total += packed_nbytes(shape, info.format.name) if len(shape) == 2 else 4 * shape[0]
+        if is_matrix(name, shape):
+            total += packed_nbytes(shape, checkpoint.tensors[name].format.name)
+        else:
+            total += 4 * prod(shape)
     return total
 
 
 def _buffers_nbytes(plan: Plan, max_outputs: int) -> int:
     """Return about what a step's buffers take: two of each width, and the logits."""
-    widths = {op.output.width for op in plan.ops if op.output != plan.logits}
+    n_used = max((op.routing.n_used for op in plan.ops if op.routing), default=1)
+    widths = {
+        op.output.width * (n_used if op.output.axis in ENTRIES.values() else 1)
+        for op in plan.ops
+        if op.output != plan.logits
+    }
     return 4 * (2 * MAX_ROWS * sum(widths) + max_outputs * plan.logits.width)

@@ -8,7 +8,7 @@ import numpy as np
 
 from quantcli.kernels.activations import MAX_WORDS
 from quantcli.kernels.matmul import PanelFormat, Word
-from quantcli.plan import Buffer
+from quantcli.plan import ENTRIES, Buffer
 from quantcli.runtime.step import Step
 
 # Areas are private to each thread while a step has one row: staging it then needs no barrier.
@@ -20,12 +20,16 @@ class Staged:
     """One staging of one buffer.
 
     name     the area it lies in
+    routes   the routes by which its rows are laid out for experts, or None
+    axis     of what is laid out: the source's, or entries
     words    what its readers asked for, in order
     in_head  whether it belongs to the head of the plan
     """
 
     name: str
     source: Buffer
+    routes: Buffer | None
+    axis: str
     width: int
     words: tuple[Word, ...]
     in_head: bool
@@ -44,8 +48,8 @@ class Staged:
 class Staging:
     """Lays stagings out in the two areas; addresses are filled in by `allocate`."""
 
-    def __init__(self, n_threads: int, max_rows: int, step: Step) -> None:
-        """Start with nothing staged."""
+    def __init__(self, n_threads: int, max_rows: dict[str, int], step: Step) -> None:
+        """Start with nothing staged; max_rows gives the rows of each axis."""
         self._n_threads = n_threads
         self._max_rows = max_rows
         self._step = step
@@ -54,13 +58,19 @@ class Staging:
         self._all: list[Staged] = []
         self._arrays: list[np.ndarray] = []
 
-    def current(self, source: Buffer, is_float: bool) -> Staged | None:
-        """Return the staging of a buffer if its area still holds it."""
+    def current(self, source: Buffer, routes: Buffer | None, is_float: bool) -> Staged | None:
+        """Return the staging of a buffer by some routes, or none, if its area still holds it."""
         staged = self._current.get(FLOAT if is_float else INT8)
-        return staged if staged and staged.source == source else None
+        is_it = staged and staged.source == source and staged.routes == routes
+        return staged if is_it else None
 
     def begin(
-        self, source: Buffer, is_float: bool, readers: list[PanelFormat], in_head: bool
+        self,
+        source: Buffer,
+        routes: Buffer | None,
+        is_float: bool,
+        readers: list[PanelFormat],
+        in_head: bool,
     ) -> Staged:
         """Stage a buffer, with what all its readers of that kind need, padded to their blocks."""
         mine = [panel for panel in readers if panel.is_float == is_float]
@@ -72,7 +82,8 @@ class Staging:
         assert len(words) <= MAX_WORDS, words
         width = -(-source.width // block) * block
         name = FLOAT if is_float else INT8
-        staged = Staged(name, source, width, tuple(words), in_head)
+        axis = ENTRIES[routes.axis] if routes else source.axis
+        staged = Staged(name, source, routes, axis, width, tuple(words), in_head)
         self._current[name] = staged
         self._all.append(staged)
         return staged
@@ -104,9 +115,10 @@ class Staging:
             mine = [s for s in self._all if s.name == name]
             if not mine:
                 continue
-            row = max(s.row_nbytes for s in mine)
-            own = -(-row // 128) * 128
-            area = self._array(max(self._max_rows * row, self._n_threads * own))
+            # While private, a step has one row, and so as many entries as that has experts.
+            own = -(-max(s.row_nbytes * self._entries(s.axis) for s in mine) // 128) * 128
+            shared = max(s.row_nbytes * self._max_rows[s.axis] for s in mine)
+            area = self._array(max(shared, self._n_threads * own))
             for a, staged, field in self._pointers:
                 if staged.name == name:
                     a[field] = area
@@ -118,6 +130,11 @@ class Staging:
     def nbytes(self) -> int:
         """Bytes of both areas and of scratch."""
         return sum(array.nbytes for array in self._arrays)
+
+    def _entries(self, axis: str) -> int:
+        """Return how many rows one row of a step becomes on an axis."""
+        rows = next((rows for rows, entries in ENTRIES.items() if entries == axis), axis)
+        return self._max_rows[axis] // self._max_rows[rows]
 
     def _array(self, nbytes: int) -> int:
         """Make a zeroed array and return its first 128-byte boundary."""

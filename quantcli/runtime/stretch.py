@@ -16,16 +16,23 @@ from quantcli.errors import Cancelled
 from quantcli.formats import F32
 from quantcli.kernels import matmul
 from quantcli.kernels.matmul import PANEL_ROWS
-from quantcli.kernels.matmul.rows import PACK_ARGS
 from quantcli.kvcache import create
-from quantcli.plan import TOKENS, Buffer, Op, Plan
+from quantcli.plan import ENTRIES, OUTPUTS, TOKENS, Buffer, Op, Plan
 from quantcli.qtensor import QTensor
-from quantcli.runtime.executor import OP, Executor, aligned
+from quantcli.runtime.executor import Executor
 from quantcli.runtime.kv_storage import KvStorage, PageTables
 from quantcli.runtime.lower import Lowering, Sources
-from quantcli.runtime.rope_tables import rope_angles
+from quantcli.runtime.rope_tables import factors_of, rope_angles
 from quantcli.runtime.step import Batch, Step
-from quantcli.runtime.weights import ALIGNMENT, Matrix, Weights, packed_nbytes, padded
+from quantcli.runtime.weights import (
+    ALIGNMENT,
+    Matrix,
+    Weights,
+    is_matrix,
+    pack,
+    packed_nbytes,
+    padded,
+)
 
 _FORMAT = "f32"
 _SLAB = 1 << 22  # weights decoded and packed at a time
@@ -40,7 +47,8 @@ def all_rows(plan: Plan) -> list[Op]:
         if op.kind == "select":
             now[op.output] = inputs[0]
             continue
-        now[op.output] = replace(op.output, axis=TOKENS)
+        axis = {OUTPUTS: TOKENS, ENTRIES[OUTPUTS]: ENTRIES[TOKENS]}.get(op.output.axis)
+        now[op.output] = replace(op.output, axis=axis) if axis else op.output
         ops.append(replace(op, inputs=inputs, output=now[op.output]))
     return ops
 
@@ -89,8 +97,8 @@ class Stretch:
         positions = np.arange(max_rows)
         angles = {}
         for rope in ropes:
-            factors = self._weights.vectors[rope.freq_factors] if rope.freq_factors else None
-            factors = None if factors is None else factors[: rope.n_rot // 2]
+            name = factors_of(rope, max_rows)
+            factors = self._weights.vectors[name][: rope.n_rot // 2] if name else None
             angles[rope] = np.concatenate(rope_angles(rope, factors, positions), axis=1)
         sources = Sources(
             weights=self._weights,
@@ -152,15 +160,14 @@ def _plan(ops: Sequence[Op], outputs: Iterable[Buffer]) -> Plan:
 def _pack(plan: Plan, weights: Mapping[str, F32 | QTensor], executor: Executor) -> Weights:
     """Return every weight that the ops read, matrices in f32 panels."""
     names = dict.fromkeys(_names(plan))
-    matrices = [name for name in names if len(weights[name].shape) == 2]
+    matrices = [name for name in names if is_matrix(name, weights[name].shape)]
     nbytes = sum(packed_nbytes(weights[name].shape, _FORMAT) + ALIGNMENT for name in matrices)
     packed = Weights(nbytes)
     panel = matmul.module(_FORMAT).PANEL
     for name in names:
         weight = weights[name]
         if name in matrices:
-            matrix = packed.take(name, panel, *weight.shape)
-            _pack_matrix(weight, matrix, executor)
+            _pack_matrix(weight, packed.take(name, panel, weight.shape), executor)
         else:
             vector = weight.dequantize() if isinstance(weight, QTensor) else weight
             packed.vectors[name] = padded(vector)
@@ -170,33 +177,28 @@ def _pack(plan: Plan, weights: Mapping[str, F32 | QTensor], executor: Executor) 
 def _names(plan: Plan) -> Iterable[str]:
     for op in plan.ops:
         yield from op.weights
-        if op.rope and op.rope.freq_factors:
-            yield op.rope.freq_factors
+        if op.rope:
+            yield from filter(None, (op.rope.freq_factors, op.rope.long_factors))
         if op.heads and op.heads.sinks:
             yield op.heads.sinks
 
 
 def _pack_matrix(weight: F32 | QTensor, matrix: Matrix, executor: Executor) -> None:
-    """Pack one matrix in slabs of whole panels."""
+    """Pack one matrix, or one expert's after the other, in slabs of whole panels."""
     width = matrix.n_blocks * matrix.panel.n_inputs
     slab_rows = max(_SLAB // width // PANEL_ROWS, 1) * PANEL_ROWS
     slab = np.zeros((min(slab_rows, matrix.n_out), width), np.float32)
-    for row in range(0, matrix.n_out, slab_rows):
-        stop = min(row + slab_rows, matrix.n_out)
-        part = (
-            weight.rows(row, stop).dequantize() if isinstance(weight, QTensor) else weight[row:stop]
-        )
-        slab[: stop - row, : matrix.n_in] = part
-        args = np.zeros(1, PACK_ARGS)
-        ops = aligned(OP)
-        args["counter"] = ops.ctypes.data
-        args["src"] = slab.ctypes.data
-        args["dst"] = matrix.address + row // PANEL_ROWS * matrix.panel_nbytes
-        args["n_rows"] = stop - row
-        args["row_nbytes"] = 4 * width
-        args["block_nbytes"] = 4 * matrix.panel.n_inputs
-        args["n_blocks"] = matrix.n_blocks
-        args["panel_block_nbytes"] = matrix.panel.block_nbytes
-        ops["kernel"] = matmul.module(_FORMAT).pack.address
-        ops["args"], ops["barrier"] = args.ctypes.data, 1
-        executor.run(ops)
+    flat = weight if isinstance(weight, QTensor) else weight.reshape(-1, matrix.n_in)
+    for expert in range(matrix.n_experts):
+        for row in range(0, matrix.n_out, slab_rows):
+            n_rows = min(slab_rows, matrix.n_out - row)
+            start = expert * matrix.n_out + row
+            stop = start + n_rows
+            slab[:n_rows, : matrix.n_in] = (
+                flat.rows(start, stop).dequantize()
+                if isinstance(flat, QTensor)
+                else flat[start:stop]
+            )
+            panel = matrix.address + expert * matrix.expert_nbytes
+            panel += row // PANEL_ROWS * matrix.panel_nbytes
+            pack(matrix, slab, n_rows, 4 * matrix.panel.n_inputs, panel, executor)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
@@ -30,9 +31,10 @@ _SLAB_NBYTES = 8 << 20  # read at a time; large enough for the disk, small besid
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A packed weight: where its panels lie.
+    """A packed weight: where its panels lie. Experts' matrices lie one after the other.
 
     n_out, n_in   its true shape; the panels pad them to multiples of 16 and of n_inputs
+    n_experts     1 for an ordinary matrix
     """
 
     name: str
@@ -40,10 +42,11 @@ class Matrix:
     address: int
     n_out: int
     n_in: int
+    n_experts: int = 1
 
     @property
     def n_panels(self) -> int:
-        """Panels of 16 rows."""
+        """Panels of 16 rows, of one expert."""
         return -(-self.n_out // PANEL_ROWS)
 
     @property
@@ -57,20 +60,33 @@ class Matrix:
         return self.n_blocks * self.panel.block_nbytes
 
     @property
+    def expert_nbytes(self) -> int:
+        """Bytes of one expert's panels."""
+        return self.n_panels * self.panel_nbytes
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all panels."""
-        return self.n_panels * self.panel_nbytes
+        return self.n_experts * self.expert_nbytes
+
+
+def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
+    """Return whether a weight is packed: experts' biases are rows of vectors, and are not."""
+    return len(shape) > 1 and not name.endswith(".bias")
 
 
 def packed_nbytes(shape: tuple[int, ...], format_name: str) -> int:
-    """Return the bytes a matrix takes once packed; UnsupportedModel without kernels for it."""
+    """Return the bytes a matrix takes once packed; UnsupportedModel without kernels for it.
+
+    shape   (n_out, n_in), or (n_experts, n_out, n_in)
+    """
     if format_name not in matmul.names():
         raise UnsupportedModel(
             f"weights in {format_name} can be read and quantized but not run yet; formats that "
             f"run are {', '.join(matmul.names())}."
         )
     panel: PanelFormat = matmul.module(format_name).PANEL
-    return Matrix("", panel, 0, shape[0], shape[1]).nbytes
+    return Matrix("", panel, 0, shape[-2], shape[-1], prod(shape[:-2])).nbytes
 
 
 class Weights:
@@ -85,9 +101,10 @@ class Weights:
         self._base: int = np.frombuffer(self._arena, np.uint8).ctypes.data
         self._used = 0
 
-    def take(self, name: str, panel: PanelFormat, n_out: int, n_in: int) -> Matrix:
-        """Give a matrix the next place in the arena."""
-        matrix = Matrix(name, panel, self._base + self._used, n_out, n_in)
+    def take(self, name: str, panel: PanelFormat, shape: tuple[int, ...]) -> Matrix:
+        """Give a matrix, or those of experts, the next place in the arena."""
+        address = self._base + self._used
+        matrix = Matrix(name, panel, address, shape[-2], shape[-1], prod(shape[:-2]))
         self._used += -(-matrix.nbytes // ALIGNMENT) * ALIGNMENT
         assert self._used <= self.nbytes, (name, self._used, self.nbytes)
         self.matrices[name] = matrix
@@ -107,18 +124,18 @@ class Weights:
 
         Raises CheckpointError if the file was cut short, ResourceError if memory runs out.
         """
-        matrices = [name for name, shape in shapes.items() if len(shape) == 2]
+        matrices = [name for name, shape in shapes.items() if is_matrix(name, shape)]
         infos = {name: checkpoint.tensors[name] for name in matrices}
-        sizes = [packed_nbytes(i.shape, i.format.name) + ALIGNMENT for i in infos.values()]
+        sizes = [packed_nbytes(shapes[n], i.format.name) + ALIGNMENT for n, i in infos.items()]
         weights = cls(sum(sizes))
         for name, shape in shapes.items():
-            if len(shape) == 1:
-                weights.vectors[name] = padded(checkpoint.tensor(name).dequantize())
+            if not is_matrix(name, shape):
+                weights.vectors[name] = padded(checkpoint.tensor(name).dequantize().reshape(shape))
         total, done = sum(info.nbytes for info in infos.values()), 0
         slab = np.empty(max([_SLAB_NBYTES, *_smallest_slabs(checkpoint, matrices)]), np.uint8)
         for name, info in infos.items():
             panel = matmul.module(info.format.name).PANEL
-            matrix = weights.take(name, panel, info.shape[0], info.shape[1])
+            matrix = weights.take(name, panel, shapes[name])
             _pack(checkpoint, matrix, slab, executor)
             done += info.nbytes
             if progress:
@@ -140,9 +157,10 @@ def _arena(nbytes: int) -> mmap.mmap:
 
 
 def padded(vector: F32) -> F32:
-    """Return a vector with zeros up to a multiple of 32 values."""
-    padded = np.zeros(-(-vector.size // 32) * 32, np.float32)
-    padded[: vector.size] = vector
+    """Return a vector, or rows of them, with zeros up to a multiple of 32 values."""
+    width = vector.shape[-1]
+    padded = np.zeros((*vector.shape[:-1], -(-width // 32) * 32), np.float32)
+    padded[..., :width] = vector
     return padded
 
 
@@ -150,35 +168,46 @@ def _smallest_slabs(checkpoint: Checkpoint, names: Iterable[str]) -> Iterable[in
     """Yield the bytes of one panel's rows of each matrix: a slab holds at least that."""
     for name in names:
         info = checkpoint.tensors[name]
-        yield PANEL_ROWS * info.format.row_nbytes(info.shape[1])
+        yield PANEL_ROWS * info.format.row_nbytes(info.shape[-1])
 
 
 def _pack(checkpoint: Checkpoint, matrix: Matrix, slab: U8, executor: Executor) -> None:
-    """Read one matrix in slabs of whole panels and pack each."""
+    """Read one matrix, or one expert's after the other, in slabs of whole panels and pack each."""
     info = checkpoint.tensors[matrix.name]
     row_nbytes = info.format.row_nbytes(matrix.n_in)
     slab_rows = slab.size // (PANEL_ROWS * row_nbytes) * PANEL_ROWS
     block_nbytes = info.format.block_nbytes * (
         matrix.panel.n_inputs // info.format.weights_per_block
     )
-    kernel = matmul.module(info.format.name).pack.address
-    for row in range(0, matrix.n_out, slab_rows):
-        n_rows = min(slab_rows, matrix.n_out - row)
-        rows = slab[: n_rows * row_nbytes]
-        checkpoint.read_into(matrix.name, rows, row * row_nbytes)
-        rows = _whole_blocks(rows, n_rows, matrix.n_blocks * block_nbytes)
-        args = np.zeros(1, PACK_ARGS)
-        ops = aligned(OP)
-        args["counter"] = ops.ctypes.data
-        args["src"] = rows.ctypes.data
-        args["dst"] = matrix.address + row // PANEL_ROWS * matrix.panel_nbytes
-        args["n_rows"] = n_rows
-        args["row_nbytes"] = rows.size // n_rows
-        args["block_nbytes"] = block_nbytes
-        args["n_blocks"] = matrix.n_blocks
-        args["panel_block_nbytes"] = matrix.panel.block_nbytes
-        ops["kernel"], ops["args"], ops["barrier"] = kernel, args.ctypes.data, 1
-        executor.run(ops)
+    for expert in range(matrix.n_experts):
+        start = expert * matrix.n_out * row_nbytes
+        for row in range(0, matrix.n_out, slab_rows):
+            n_rows = min(slab_rows, matrix.n_out - row)
+            rows = slab[: n_rows * row_nbytes]
+            checkpoint.read_into(matrix.name, rows, start + row * row_nbytes)
+            rows = _whole_blocks(rows, n_rows, matrix.n_blocks * block_nbytes)
+            panel = matrix.address + expert * matrix.expert_nbytes
+            panel += row // PANEL_ROWS * matrix.panel_nbytes
+            pack(matrix, rows, n_rows, block_nbytes, panel, executor)
+
+
+def pack(
+    matrix: Matrix, rows: np.ndarray, n_rows: int, block_nbytes: int, panel: int, executor: Executor
+) -> None:
+    """Pack rows, of whole blocks of `block_nbytes`, into panels from the address `panel` on."""
+    args = np.zeros(1, PACK_ARGS)
+    ops = aligned(OP)
+    args["counter"] = ops.ctypes.data
+    args["src"] = rows.ctypes.data
+    args["dst"] = panel
+    args["n_rows"] = n_rows
+    args["row_nbytes"] = matrix.n_blocks * block_nbytes
+    args["block_nbytes"] = block_nbytes
+    args["n_blocks"] = matrix.n_blocks
+    args["panel_block_nbytes"] = matrix.panel.block_nbytes
+    ops["kernel"] = matmul.module(matrix.panel.name).pack.address
+    ops["args"], ops["barrier"] = args.ctypes.data, 1
+    executor.run(ops)
 
 
 def _whole_blocks(rows: U8, n_rows: int, padded_nbytes: int) -> U8:

@@ -34,7 +34,7 @@ PLAIN = (
     "rms_norm linear linear linear rope rope attention linear add "
     "rms_norm linear linear gated linear add"
 )
-QK_NORM = PLAIN.replace("rope rope", "rms_norm rms_norm rope rope")
+QK_NORM = PLAIN.replace("rope rope", "rms_norm rope rms_norm rope")
 SANDWICH = (
     QK_NORM.replace("attention linear add", "attention linear rms_norm add").removesuffix("add")
     + "rms_norm add"

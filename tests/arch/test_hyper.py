@@ -95,8 +95,7 @@ REFUSED = [
     ("rope__freq_base", INF, "freq_base is inf"),
     ("rope__freq_base", np.array([1e4, 1e4]), "freq_base is an array of 2"),
     ("rope__freq_base_swa", 0.0, "freq_base_swa is 0"),
-    ("rope__scaling__type", "longrope", "longrope: not supported"),
-    ("rope__scaling__type", "dynamic", "one of none, linear, yarn"),
+    ("rope__scaling__type", "dynamic", "one of none, linear, yarn, longrope"),
     ("rope__scaling__type", 3, "scaling.type is 3"),
     ("rope__scaling__type", np.array([0.5, 1.5]), "scaling.type is an array of 2"),
     ("rope__scaling__factor", 0.0, "factor is 0"),
@@ -105,15 +104,15 @@ REFUSED = [
     ("rope__scaling__yarn_beta_fast", 0.0, "yarn_beta_fast is 0"),
     ("rope__scaling__attn_factor", -1.0, "attn_factor is -1"),
     ("final_logit_softcapping", -30.0, "final_logit_softcapping is -30"),
-    ("expert_count", 8, "expert_count is 8: mixtures of experts are not supported"),
-    ("nextn_predict_layers", 1, "nextn_predict_layers is 1"),
+    ("expert_count", 5000, "expert_count is 5000"),
+    ("nextn_predict_layers", 2, "nextn_predict_layers is 2"),
 ]
 
 
 @pytest.mark.parametrize(("key", "value", "says"), REFUSED)
 def test_refuses_a_bad_value_in_one_sentence(key: str, value: object, says: str) -> None:
     with pytest.raises(ModelError, match=says) as refusal:
-        read(**{key: value})
+        get("llama").build(read(**{key: value}))
     message = str(refusal.value)
     assert f"llama.{key.replace('__', '.')}" in message
     assert "\n" not in message
@@ -134,7 +133,7 @@ def test_refuses_a_bad_value_in_one_sentence(key: str, value: object, says: str)
 )
 def test_names_a_missing_key(key: str) -> None:
     with pytest.raises(CheckpointError, match=f"llama.{key.replace('__', '.')} is missing"):
-        read(**{key: MISSING})
+        get("llama").build(read(**{key: MISSING}))
 
 
 def test_an_integer_serves_where_a_number_is_meant() -> None:
@@ -152,7 +151,7 @@ def test_defaults_of_keys_that_files_leave_out() -> None:
     assert hyper.head_dim == hyper.d_model // 4
     assert hyper.rope.n_rot == hyper.head_dim
     assert hyper.rope.freq_base == 10000.0
-    assert hyper.rope.freq_base_swa == 10000.0
+    assert hyper.rope.freq_base_swa is None
     assert hyper.rope.original_context == hyper.context
     assert hyper.window_pattern is None
 
@@ -223,7 +222,7 @@ def test_an_unknown_architecture_is_refused_with_those_supported(name: str) -> N
         Hyper.from_metadata(metadata, tensors)
     assert all(known in str(refusal.value) for known in catalog.names("architecture"))
     assert name[:37] in str(refusal.value)
-    assert len(str(refusal.value)) < 200
+    assert len(str(refusal.value)) < 500
 
 
 @pytest.mark.parametrize(
@@ -287,5 +286,5 @@ def test_whatever_the_metadata_says_ends_in_a_plan_or_a_refusal(
         check_tensors(plan, tensors)
     except ModelError as refusal:
         message = str(refusal)
-    assert len(message) < 300
+    assert len(message) < 500
     assert "\n" not in message

@@ -67,7 +67,6 @@ def test_leading_axes_of_one_make_no_difference() -> None:
         ("blk.0.attn_sinks.weight", "attention sinks are not supported"),
         ("blk.0.ffn_gate_exps.weight", "mixtures of experts are not supported"),
         ("blk.0.ssm_conv1d.weight", "recurrent layers are not supported"),
-        ("blk.0.attn_qkv.weight", "fused q, k and v weights are not supported"),
         ("blk.0.attn_q_norm.weight", "this architecture has no such tensor"),
         ("blk.2.attn_q.weight", "this architecture has no such tensor"),
         ("blk.0.attn_q.scale", "per-tensor scales are not supported"),
@@ -84,12 +83,22 @@ def test_a_tensor_that_would_change_the_answer_is_refused(name: str, says: str) 
     assert len(str(refusal.value)) < 250
 
 
-def test_fused_weights_are_named_before_the_ones_they_replace_are_missed() -> None:
+def test_one_matrix_for_q_k_and_v_serves_for_three() -> None:
+    plan, tensors = model(Tiny("llama", fused_qkv=True))
+    assert "blk.0.attn_qkv.weight" in plan.weights
+    assert "blk.0.attn_q.weight" not in plan.weights
+    tensors["blk.0.attn_q.weight"] = SimpleNamespace(shape=(128, 128))
+    with pytest.raises(UnsupportedModel, match=r"unexpected tensor 'blk.0.attn_q.weight'"):
+        check_tensors(plan, tensors)
+
+
+def test_layers_that_predict_further_tokens_are_ignored() -> None:
     plan, tensors = model(Tiny("llama"))
-    for part in "qkv":
-        del tensors[f"blk.0.attn_{part}.weight"]
-    tensors["blk.0.attn_qkv.weight"] = SimpleNamespace(shape=(256, 128))
-    with pytest.raises(UnsupportedModel, match="fused"):
+    unused = ("blk.2.nextn.eh_proj.weight", "blk.2.attn_q.weight")
+    tensors |= {name: SimpleNamespace(shape=(5, 5)) for name in unused}
+    assert check_tensors(plan, tensors) == unused
+    tensors["blk.3.attn_q.weight"] = SimpleNamespace(shape=(5, 5))
+    with pytest.raises(UnsupportedModel, match=r"unexpected tensor 'blk.3.attn_q.weight'"):
         check_tensors(plan, tensors)
 
 

@@ -18,6 +18,10 @@ from quantcli.kernels import matmul
 
 ARCHS = catalog.names("architecture")
 FORMATS = (*matmul.names(), "mix", "mix_256")
+# Architectures in every format and cache: a dense one, and one with experts. Others share their ops
+# and their kernels, and take turns at what is left.
+CLOSELY = ("llama", "qwen3moe")
+IN_TURN = [(arch, ("mix", "mix_256")[i % 2]) for i, arch in enumerate(ARCHS) if arch not in CLOSELY]
 ROUNDING = 2e-4  # of logits of size 10, by order of f32 sums in a few dozen ops
 
 
@@ -26,8 +30,9 @@ def test_an_architecture_bears_its_name(arch: str) -> None:
     assert get(arch).name == arch
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("weight_format", FORMATS)
+@pytest.mark.parametrize(
+    ("arch", "weight_format"), [*((arch, name) for arch in CLOSELY for name in FORMATS), *IN_TURN]
+)
 def test_a_model_runs_in_every_format(arch: str, weight_format: str, tmp_path: Path) -> None:
     executor = load(write_tiny(tmp_path / "m.gguf", arch, weight_format=weight_format))
     found = logits(executor, prompt(executor.plan.logits.width, 8))
@@ -35,9 +40,16 @@ def test_a_model_runs_in_every_format(arch: str, weight_format: str, tmp_path: P
     assert 1.0 < found.std() < 30.0
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("chunk", [1, 7, 32])
-@pytest.mark.parametrize("kv_type", ["f32", "f16", "q8_0"])
+CHUNKS, KV_TYPES = (1, 7, 32), ("f32", "f16", "q8_0")
+
+
+@pytest.mark.parametrize(
+    ("arch", "chunk", "kv_type"),
+    [
+        *((arch, n, kind) for arch in CLOSELY for n in CHUNKS for kind in KV_TYPES),
+        *((arch, CHUNKS[i % 3], "f32") for i, (arch, _) in enumerate(IN_TURN)),
+    ],
+)
 def test_a_prompt_in_chunks_gives_the_same_logits(
     arch: str, chunk: int, kv_type: str, tmp_path: Path
 ) -> None:
@@ -72,10 +84,13 @@ N_SEQUENCES, N_TOKENS = 40, 4
 
 @pytest.mark.jit
 @pytest.mark.parametrize(
-    ("weight_format", "kv_type"),
-    [*((name, "f16") for name in FORMATS), *((name, "q8_0") for name in ("f32", "mix", "mix_256"))],
+    ("arch", "weight_format", "kv_type"),
+    [
+        *((arch, name, "f16") for arch in CLOSELY for name in FORMATS),
+        *((arch, name, "q8_0") for arch in CLOSELY for name in ("f32", "mix", "mix_256")),
+        *((arch, name, ("f16", "q8_0")[i % 3 == 0]) for i, (arch, name) in enumerate(IN_TURN)),
+    ],
 )
-@pytest.mark.parametrize("arch", ARCHS)
 def test_compiled_logits_are_the_references(
     arch: str, weight_format: str, kv_type: str, tmp_path: Path
 ) -> None:
@@ -95,7 +110,7 @@ def test_compiled_logits_are_the_references(
 
 
 @pytest.mark.jit
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", [*CLOSELY, "gemma3", "gpt-oss"])
 def test_a_compiled_prompt_in_a_quantized_model_strays_less_than_rounding_does(
     arch: str, tmp_path: Path
 ) -> None:
@@ -107,3 +122,17 @@ def test_a_compiled_prompt_in_a_quantized_model_strays_less_than_rounding_does(
     exact = logits(load(path), tokens)
     assert relative_rms(found, rounded) < relative_rms(rounded, exact)
     assert relative_rms(found, exact) < 1.5 * relative_rms(rounded, exact)
+
+
+@pytest.mark.jit
+@pytest.mark.parametrize("arch", ARCHS)
+def test_one_token_at_a_time_threads_and_pages_give_the_bytes_of_a_whole_prompt(
+    arch: str, tmp_path: Path
+) -> None:
+    path = write_tiny(tmp_path / "m.gguf", arch, weight_format="mix", biases=True, window=5)
+    tokens = prompt(200, 24)
+    whole = fed(path, tokens, n_threads=1, context=32)
+    assert np.isfinite(whole).all()
+    singly = fed(path, tokens, n_threads=2, context=32, cache="paged", chunk=1)
+    assert singly.tobytes() == whole.tobytes()
+    assert fed(path, tokens, n_threads=2, context=32, chunk=9).tobytes() == whole.tobytes()

@@ -8,13 +8,32 @@ from kernel_calls import Threads, stage
 
 from quantcli.formats import F32
 from quantcli.kernels import activations
-from quantcli.kernels.activations import GELU_TANH, PLAIN, RMS_NORM, SILU, TINY
+from quantcli.kernels.activations import (
+    GELU_TANH,
+    GELU_TANH_ALONE,
+    LAYER_NORM,
+    PLAIN,
+    RELU_SQUARED,
+    RMS_NORM,
+    SILU,
+    SWIGLU_OAI,
+    TINY,
+)
 from quantcli.kernels.matmul import SUM, SUM_HALVES, fold, fold_halves
 from quantcli.runtime.reference import round_activations
 
 pytestmark = pytest.mark.jit
 
 UNIT = 2.0**-24
+TRANSFORMS = (
+    RMS_NORM,
+    LAYER_NORM,
+    SILU,
+    GELU_TANH,
+    SWIGLU_OAI,
+    GELU_TANH_ALONE,
+    RELU_SQUARED,
+)
 WORDS = (*SUM, *SUM_HALVES, *fold(8), *fold_halves(32))
 
 
@@ -62,22 +81,25 @@ def test_halves_round_to_even_and_extremes_are_127() -> None:
 
 
 @pytest.mark.parametrize("width", [0, 256])
-@pytest.mark.parametrize("transform", [RMS_NORM, SILU, GELU_TANH])
+@pytest.mark.parametrize("transform", TRANSFORMS)
 def test_rows_are_transformed_first(transform: int, width: int) -> None:
-    x, up, norm = values(1, 9, 160), values(2, 9, 160), values(3, 160)
-    options = {"transform": transform, "up": up, "norm": norm, "eps": 1e-5}
+    x, up, norm, bias = values(1, 9, 150), values(2, 9, 150), values(3, 150), values(4, 150)
+    x[0, :3], up[0, :3] = [9.0, -9.0, 20.0], [9.0, -9.0, 0.5]  # beyond the clamp of one of them
+    options = {"transform": transform, "up": up, "norm": norm, "bias": bias, "eps": 1e-5}
     staged = stage(x, is_float=True, width=width, **options)
-    want = activations.reference(x, transform, up=up, norm=norm, eps=1e-5)
-    bound = 24 * UNIT * (np.abs(want) + np.abs(up))
-    assert (np.abs(staged.values()[:, :160] - want) <= bound).all()
-    assert not staged.values()[:, 160:].any()
+    want = activations.reference(
+        x, transform, up=up, norm=norm, eps=1e-5, bias=bias if transform == LAYER_NORM else None
+    )
+    bound = 32 * UNIT * (np.abs(want) + np.abs(up) + np.abs(x) + 1)
+    assert (np.abs(staged.values()[:, :150] - want) <= bound).all()
+    assert not staged.values()[:, 150:].any()
     codes, scales = activations.reference_codes(staged.values())
     quantized = stage(x, width=width, **options)
     np.testing.assert_array_equal(quantized.codes(), codes)
     np.testing.assert_array_equal(quantized.scales(), scales)
 
 
-@pytest.mark.parametrize("transform", [PLAIN, RMS_NORM, SILU])
+@pytest.mark.parametrize("transform", [PLAIN, RMS_NORM, LAYER_NORM, SILU])
 @pytest.mark.parametrize("is_float", [False, True])
 def test_a_row_has_the_same_bits_in_any_group(transform: int, is_float: bool) -> None:
     x, up, norm = values(1, 40, 96), values(2, 40, 96), values(3, 96)

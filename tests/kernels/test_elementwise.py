@@ -14,8 +14,18 @@ pytestmark = pytest.mark.jit
 
 UNIT = 2.0**-24
 WIDTH, N_TRUE, STRIDE = 96, 70, 112
-BINARY = ("add", "add_norm", "gated_silu", "gated_gelu_tanh")
-NAMES = (*BINARY, "rms_norm", "scale", "softcap", "select")
+BINARY = (
+    "add",
+    "add_norm",
+    "add_scaled",
+    "gated_silu",
+    "gated_gelu_tanh",
+    "gated_swiglu_oai",
+    "sigmoid_gate",
+)
+ALONE = ("gelu_tanh_alone", "relu_squared_alone")
+NAMES = (*BINARY, *ALONE, "cut", "layer_norm", "rms_norm", "scale", "softcap", "select")
+BOUNDED = ("softcap", "gated_swiglu_oai")  # of infinity they make something finite
 
 
 def rows_of(seed: int, n: int, scale: float = 3.0) -> F32:
@@ -25,7 +35,7 @@ def rows_of(seed: int, n: int, scale: float = 3.0) -> F32:
     return x
 
 
-NORM = rows_of(7, 1)[0]
+NORM, BIAS = rows_of(7, 1)[0], rows_of(8, 1)[0]
 
 
 def run(
@@ -51,7 +61,7 @@ def run(
     a = np.zeros(1, elementwise.ARGS)
     a["n_rows"], a["rows"] = count.ctypes.data, 0 if rows is None else chosen.ctypes.data
     a["x"], a["y"] = operands[0].address, 0 if y is None else operands[1].address
-    a["out"], a["norm"] = out.address, NORM.ctypes.data
+    a["out"], a["norm"], a["bias"] = out.address, NORM.ctypes.data, BIAS.ctypes.data
     a["x_stride"] = a["y_stride"] = a["out_stride"] = 4 * STRIDE
     a["width"], a["n_true"], a["value"] = WIDTH, N_TRUE, value
     call(getattr(elementwise, name), a, executor)
@@ -74,12 +84,12 @@ def test_op_is_its_definition(name: str) -> None:
     given = arguments(name)
     found = run(name, **given)
     short = {k: v[:, :N_TRUE] if isinstance(v, np.ndarray) else v for k, v in given.items()}
-    want = elementwise.reference(name, value=1.5, norm=NORM[:N_TRUE], **short)
+    want = elementwise.reference(name, value=1.5, norm=NORM[:N_TRUE], bias=BIAS[:N_TRUE], **short)
     # exp and tanh are right to 2 units of 1, a norm's sum to as many units as its tree is deep.
     magnitude = np.abs(want).max(axis=-1, keepdims=True) + 1
     assert (np.abs(found[:, :N_TRUE] - want) <= 16 * UNIT * magnitude).all()
     assert not found[:, N_TRUE:].any(), "padding stays zero"
-    if name in ("add", "scale", "select"):
+    if name in ("add", "cut", "scale", "select"):
         np.testing.assert_array_equal(found[:, :N_TRUE], want)
 
 
@@ -113,7 +123,7 @@ def test_bad_values_stay_in_their_row_and_do_not_vanish(name: str, bad: float) -
     given["x"] = given["x"].copy()
     given["x"][4, 10] = bad
     found = run(name, **given)
-    if name != "softcap" or np.isnan(bad):  # a soft cap of infinity is the cap
+    if name not in BOUNDED or np.isnan(bad):
         assert not np.isfinite(found[4, 10])
     found[4] = want[4]
     assert found.tobytes() == want.tobytes()
@@ -123,7 +133,9 @@ def test_zero_rows_stay_zero() -> None:
     zero = np.zeros((3, WIDTH), np.float32)
     for name in NAMES:
         y = zero if name in BINARY else None
-        assert not run(name, zero, y, value=1e-6, rows=[0] if name == "select" else None).any()
+        found = run(name, zero, y, value=1e-6, rows=[0] if name == "select" else None)
+        want = np.tile(BIAS, (3, 1)) if name == "layer_norm" else np.zeros_like(found)
+        np.testing.assert_array_equal(found, want)
 
 
 def test_softcap_stays_below_its_cap() -> None:
@@ -139,3 +151,16 @@ def test_a_row_of_huge_values_is_normed_without_overflow_of_small_ones() -> None
     tiny = run("rms_norm", x * np.float32(1e-30), value=1e-6)
     assert np.abs(tiny).max() < 1e-20
     assert guarded(tiny).array.any()
+
+
+@pytest.mark.parametrize("n", [1, 15, 16, 70])
+def test_what_is_cut_out_of_rows_leaves_the_rest_behind(n: int) -> None:
+    x, out = rows_of(1, 3), Guarded((3, 96), np.float32, byte=0)
+    count, a = np.array([3], np.int64), np.zeros(1, elementwise.ARGS)
+    a["n_rows"], a["x"], a["x_stride"] = count.ctypes.data, x.ctypes.data + 4 * 7, 4 * WIDTH
+    a["out"], a["out_stride"], a["width"], a["n_true"] = out.address, 4 * 96, 96, min(n, 63)
+    call(elementwise.cut, a)
+    out.check()
+    n = min(n, 63)
+    np.testing.assert_array_equal(out.array[:, :n], x[:, 7 : 7 + n])
+    assert not out.array[:, n:].any()

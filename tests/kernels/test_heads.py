@@ -132,3 +132,28 @@ def test_a_zero_head_stays_zero_and_a_nan_stays_in_its_head() -> None:
     assert not found[0][0, 0].any()
     assert np.isnan(found[0][1, 1]).all()
     assert np.isfinite(found[0][1, 0]).all()
+
+
+@pytest.mark.parametrize("style", ["norm", "neox"])
+@pytest.mark.parametrize(("norm_last", "start"), [(True, 0), (False, 64), (True, 48)])
+def test_heads_may_be_normed_last_and_rotated_from_some_dimension_on(
+    style: str, norm_last: bool, start: int
+) -> None:
+    q, k, v = (values(i, 6, n, 112) for i, n in enumerate((4, 1, 1)))
+    table, norm = angles(style, 48), values(5, 112)
+    assert table is not None
+    options = {"norm_last": norm_last, "start": start}
+    found = Cache("f16", 1, 112, context=300).store(
+        q, k, v, POSITIONS, angles=table, style=STYLES[style], q_norm=norm, k_norm=norm, **options
+    )
+    for got, x in zip(found, (q, k), strict=True):
+        want = heads.reference(x, table[POSITIONS], STYLES[style], norm=norm, eps=1e-6, **options)
+        assert np.abs(got - want).max() <= 24 * UNIT * np.abs(want).max()
+
+
+def test_queries_but_not_keys_grow_with_their_position() -> None:
+    q, k, v = (values(i, 6, n, 64) for i, n in enumerate((4, 1, 1)))
+    factors = np.linspace(1, 3, 300, dtype=np.float32)
+    found = Cache("f16", 1, 64, context=300).store(q, k, v, POSITIONS, temperatures=factors)
+    np.testing.assert_array_equal(found[0], q * factors[POSITIONS][:, None, None])
+    np.testing.assert_array_equal(found[1], k)

@@ -288,7 +288,7 @@ def test_what_is_fused_is_read_off_the_plan() -> None:
     assert fusion.paths[q_end].source == q
     assert fusion.paths[k_end].norm == plan.ops[7]
     assert set(fusion.staged) == {h, gate}
-    assert len(fusion.post_norms) == 1
+    assert len(fusion.into_add) == 1
     assert fusion.roots(gate) == tuple(
         op.output for op in plan.ops if op.weights[:1] in (("gate",), ("up",))
     )

@@ -32,7 +32,7 @@ GELU_TABLE = 2.0**-11
 
 def tolerance(tiny: Tiny) -> float:
     """Return the relative RMS error that halves leave in logits of an F32 model."""
-    return float((HALF + GELU_TABLE * tiny.is_gemma) * np.sqrt(tiny.n_layers))
+    return float((HALF + GELU_TABLE * tiny.has_gelu) * np.sqrt(tiny.n_layers))
 
 
 @pytest.mark.parametrize("name", CASES)

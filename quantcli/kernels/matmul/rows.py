@@ -23,13 +23,17 @@ ARGS = np.dtype(
         ("words", "i8"),  # this format's words in a block, bytes a token from its start
         ("out", "i8"),
         ("out_stride", "i8"),  # bytes between tokens
-        ("bias", "i8"),  # address of f32 (n_panels * 16), or 0
+        ("bias", "i8"),  # address of f32 (n_panels * 16) of the first matrix, or 0
+        ("bias_stride", "i8"),  # bytes between matrices
         ("is_add", "i8"),
         ("n_panels", "i8"),
         ("panel_nbytes", "i8"),
         ("n_blocks", "i8"),
         ("n_shares", "i8"),  # runs of panels that belong to threads, each with a counter
         ("chunk", "i8"),  # panels claimed at a time
+        ("runs", "i8"),  # runs of entries, one a matrix, see kernels.experts; or 0: one matrix
+        ("n_runs", "i8"),  # address of their number
+        ("is_shared", "i8"),  # a step's only row is laid out once for all runs
     ],
     align=True,
 )
@@ -84,13 +88,20 @@ def group_size(n_left):
 
 
 @inline
-def _multiply_panel(a, fmt, panel, acts, n_rows):
-    """Multiply one panel by all groups of tokens."""
-    w = a.weights + panel * a.panel_nbytes
-    bias = a.bias + panel * 64 if a.bias != 0 else 0
+def _multiply_panel(a, fmt, item, acts, private):
+    """Multiply one panel by all groups of tokens that go to its matrix."""
+    run, panel = item // a.n_panels, item % a.n_panels
+    matrix, first, left = 0, 0, load_i64(a.n_rows)
+    if a.runs != 0:
+        at = a.runs + 24 * run
+        matrix, first, left = load_i64(at), load_i64(at + 8), load_i64(at + 16)
+    w = a.weights + (matrix * a.n_panels + panel) * a.panel_nbytes
+    bias = a.bias + matrix * a.bias_stride + panel * 64 if a.bias != 0 else 0
     size, words, n_blocks = a.acts_block_nbytes, a.words, a.n_blocks
     stride, add = a.out_stride, a.is_add
-    x, out, left = acts, a.out + panel * 64, n_rows
+    x, out = acts, a.out + first * stride + panel * 64
+    if a.is_shared == 0 or not private:
+        x += first * a.acts_row_nbytes
     while left > 0:
         n = group_size(left)
         if n == FULL:
@@ -108,7 +119,7 @@ def _multiply_panel(a, fmt, panel, acts, n_rows):
 
 @inline
 def multiply(args, thread, fmt):
-    """Multiply claimed panels by all groups of tokens.
+    """Multiply claimed panels by all groups of tokens, of all matrices that tokens go to.
 
     Each thread has a run of panels of its own, so that it reads weights in one long stream; when
     it is through, it takes chunks from the runs of threads that are behind.
@@ -116,8 +127,8 @@ def multiply(args, thread, fmt):
     a = view(args, ARGS)
     private = load_i64(a.private) != 0
     acts = a.acts + (a.acts_thread_stride * thread if private else 0)
-    n_rows = load_i64(a.n_rows)
-    n_shares, n_panels = a.n_shares, a.n_panels
+    n_panels = a.n_panels * (load_i64(a.n_runs) if a.runs != 0 else 1)
+    n_shares = a.n_shares
     for turn in range(n_shares):
         share = (thread + turn) % n_shares
         first, stop = n_panels * share // n_shares, n_panels * (share + 1) // n_shares
@@ -126,7 +137,7 @@ def multiply(args, thread, fmt):
             if start >= stop:
                 break
             for panel in range(start, min(start + a.chunk, stop)):
-                _multiply_panel(a, fmt, panel, acts, n_rows)
+                _multiply_panel(a, fmt, panel, acts, private)
 
 
 @inline

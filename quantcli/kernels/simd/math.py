@@ -29,6 +29,7 @@ EXP_MAX = f32(88.0)
 P0, P1, P2 = f32(1.9875691500e-4), f32(1.3981999507e-3), f32(8.3334519073e-3)
 P3, P4, P5 = f32(4.1665795894e-2), f32(1.6666665459e-1), f32(5.0000001201e-1)
 ZERO, ONE, TWO, HALF = f32(0.0), f32(1.0), f32(2.0), f32(0.5)
+OAI_CLAMP, OAI_SLOPE = f32(7.0), f32(1.702)  # of gpt-oss's gate
 GELU_CUBE = f32(0.044715)
 GELU_SCALE = f32(0.7978845608028654)  # sqrt(2 / pi)
 
@@ -59,6 +60,12 @@ def tanh(x):
 
 
 @inline
+def sigmoid(x):
+    """Return 1 / (1 + e**-x)."""
+    return vdiv(splat(ONE), splat(ONE) + exp(vsub(splat(ZERO), x)))
+
+
+@inline
 def silu(x):
     """Return x / (1 + e**-x)."""
     return vdiv(x, splat(ONE) + exp(vsub(splat(ZERO), x)))
@@ -69,3 +76,20 @@ def gelu_tanh(x):
     """Return x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x**3)))."""
     inner = vmul(splat(GELU_SCALE), fma(vmul(splat(GELU_CUBE), x), vmul(x, x), x))
     return vmul(vmul(splat(HALF), x), splat(ONE) + tanh(inner))
+
+
+@inline
+def relu_squared(x):
+    """Return x**2 above 0, else 0."""
+    positive = maximum(splat(ZERO), x)
+    return vmul(positive, positive)
+
+
+@inline
+def swiglu_oai(gate, up):
+    """Return gate / (1 + e**(-1.702 gate)) * (up + 1), both clamped to 7, up to -7 as well."""
+    # In this order a NaN stays one, as in exp.
+    x = minimum(splat(OAI_CLAMP), gate)
+    y = minimum(splat(OAI_CLAMP), maximum(splat(-OAI_CLAMP), up))
+    share = splat(ONE) + exp(vmul(splat(-OAI_SLOPE), x))
+    return vmul(vdiv(x, share), y + splat(ONE))
