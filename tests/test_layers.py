@@ -39,6 +39,7 @@ HOMES = {
     "huggingface_hub": ("checkpoint.hub",),
     "jinja2": ("text.chat*",),
     "llama_cpp": ("evaluate.peer",),
+    "llguidance": ("engine.grammar",),
     "llvmlite": ("kernels", "kernels.*", "runtime.executor"),
     "ml_dtypes": ("formats.*", "checkpoint.*"),
     "numba": ("kernels", "kernels.*", "runtime.executor"),

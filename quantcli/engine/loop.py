@@ -15,14 +15,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Protocol
 
-from quantcli.engine.generation import Generation, Grammar
+from quantcli.engine.generation import Generation
+from quantcli.engine.grammar import Grammars
 from quantcli.engine.options import EngineOptions, EngineStatus, Totals
 from quantcli.engine.pace import Pace
 from quantcli.engine.request import Event, FinishReason, Request
 from quantcli.engine.sampling import F32, Chooser
 from quantcli.engine.scheduler import Scheduler, Slice
 from quantcli.engine.submission import Submissions
-from quantcli.errors import Cancelled, ModelError, QueueFull, UsageError
+from quantcli.errors import Cancelled, ModelError, QueueFull
 from quantcli.kvcache import Copy, KVCache
 from quantcli.runtime.step import Batch
 from quantcli.text import Tokenizer
@@ -50,10 +51,6 @@ class Model(Protocol):
     def cancel(self) -> None:
         """Make a forward that is running raise Cancelled soon; any thread may call it."""
         ...
-
-
-def _no_grammar(spec: object) -> Grammar:
-    raise UsageError(f"{spec}: grammars are not there yet.")
 
 
 class Engine:
@@ -90,7 +87,7 @@ class Engine:
             Chooser(self._n_tokens, sampler),
             context=model.context,
             n_slots=self._n_slots,
-            grammar=_no_grammar,
+            grammar=Grammars(tokenizer, self._n_tokens).matcher,
         )
         self._max_jobs = min(model.max_rows, model.kv.n_pages, options.max_jobs or model.max_rows)
         self._scheduler = Scheduler(
