@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from quantcli.cli.options import Json, ModelArgument, ModelOptions, OutputOptions, expand
+from quantcli.cli.options import (
+    BackendName,
+    Json,
+    ModelArgument,
+    ModelOptions,
+    OutputOptions,
+    expand,
+)
 from quantcli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,7 +31,6 @@ class RecipeOptions:
     type: Annotated[
         str,
         Option(
-            "-q",
             "--type",
             metavar="TYPE",
             help="What to make of it: q4_k_m, Q5_K_S, q8_0, iq4_xs, bf16 and so on.",
@@ -147,6 +153,17 @@ class WriteOptions:
             show_default=False,
         ),
     ] = None
+    backend: BackendName = None
+
+    def chosen_backend(self) -> str:
+        """Return what computes the verification. Raises UnknownName."""
+        from quantcli.cli.options import BACKENDS
+        from quantcli.errors import UnknownName
+
+        name = self.backend or BACKENDS[0]
+        if name not in BACKENDS:
+            raise UnknownName("backend", name, BACKENDS)
+        return name
 
 
 @expand

@@ -46,6 +46,7 @@ class Session:
         self._status = status
         self._stack = ExitStack()
         self._n_threads = write.threads or default_threads()
+        self._backend = write.chosen_backend()
         self._report: Report | None = None
         self._job: Job
         self._path: Path
@@ -155,14 +156,19 @@ class Session:
 
     def _verify(self) -> verify.Verification | None:
         """Return what verification shows, None with a warning where it cannot be done."""
-        job, path, n_threads = self._job, self._path, self._n_threads
+        job, path = self._job, self._path
         try:
-            return self._call(
-                lambda progress: verify.measure(job, path, n_threads=n_threads, progress=progress)
-            )
+            return self._call(partial(self._measure, job, path))
         except QuantcliError as error:
             self._status.warn(f"{path} is whole, but could not be measured: {error}")
             return None
+
+    def _measure(
+        self, job: Job, path: Path, progress: Callable[[str, int, int], None]
+    ) -> verify.Verification:
+        return verify.measure(
+            job, path, n_threads=self._n_threads, backend=self._backend, progress=progress
+        )
 
     def _call(self, function: Callable[[Callable[[str, int, int], None]], T]) -> T:
         """Run a function on the worker, its progress on the status line."""
