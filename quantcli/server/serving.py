@@ -30,7 +30,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def bound(host: str, port: int) -> socket.socket:
     """Return a socket with an address; it will listen. Raises ResourceError if that is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio turns off the wait for full packets, 40 ms each, only where TCP is spelled out.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         if sys.platform != "win32":  # where it would let two servers share a port
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
