@@ -17,9 +17,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from quantcli.errors import ResourceError
 from quantcli.server.app import create_app
+from quantcli.server.guard import HEADERS_NBYTES
 from quantcli.server.service import Service
 
-_HEADERS_NBYTES = 16 << 10
 _KEEP_ALIVE_S = 60
 # Threads that compute give the GIL back this soon when the engine asks: the usual 5 ms are longer
 # than a step of a small model.
@@ -71,11 +71,11 @@ class Server:
             backlog=limits.n_connections,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=int(service.settings.grace_s) + 5,
-            h11_max_incomplete_event_size=_HEADERS_NBYTES,
+            h11_max_incomplete_event_size=HEADERS_NBYTES,
         )
         self._server = _Uvicorn(config, service)
         self._service = service
-        self._listener = listener
+        self.listener = listener
 
     def run(self, ready: Callable[[], None] | None = None) -> None:
         """Serve in this thread; `ready` is called when requests are answered."""
@@ -83,7 +83,7 @@ class Server:
         previous = sys.getswitchinterval()
         sys.setswitchinterval(_SWITCH_S)
         try:
-            self._server.run(sockets=[self._listener])
+            self._server.run(sockets=[self.listener])
         finally:
             sys.setswitchinterval(previous)
             self._service.runner.stop()
