@@ -106,10 +106,9 @@ class Generation:
             sampler.accept(token)
 
     @property
-    def n_left(self) -> int | None:
-        """Tokens that may still be chosen, None for any number."""
-        limit = self.request.params.max_tokens
-        return None if limit is None else limit - self.counters.n_generated
+    def n_draftable(self) -> int:
+        """Tokens that may be drafted: one more than these can be chosen and kept."""
+        return self.job.n_slots - len(self.job.tokens) if self.request.is_speculated else 0
 
     def start(self, now: float) -> bool:
         """Note that a step begins that computes for this choice; return whether it is the first."""
@@ -131,21 +130,20 @@ class Generation:
         self.add_time(step_start)
         job = self.job
         draft, n_right = list(job.draft), 0
+        self.counters.n_drafted += len(draft)
         events: list[Event] = []
         try:
             for position, row in enumerate(rows, piece.first_output):
                 if position < len(job.tokens) - 1:
                     self._note_prompt(row, position)
                     continue
-                events.append(self._next(row, n_slots))
                 guess = draft[n_right] if n_right < len(draft) else None
+                events.append(self._next(row, n_slots, guess))
                 if events[-1].finish is not None or events[-1].token != guess:
                     break
                 n_right += 1
         except QuantcliError as error:
             events.append(self.end(FinishReason.ERROR, error))
-        self.counters.n_drafted += len(draft)
-        self.counters.n_accepted += n_right
         job.accept(n_right)
         return events
 
@@ -170,13 +168,14 @@ class Generation:
         else:
             self.counters.decode_s += seconds
 
-    def _next(self, row: F32, n_slots: int) -> Event:
-        """Choose the next token from its logits f32 (n_tokens,)."""
+    def _next(self, row: F32, n_slots: int, guess: int | None) -> Event:
+        """Choose the next token from its logits f32 (n_tokens,), which was guessed or not."""
         if self.request.params.max_tokens == 0:
             self._sampler.check(row, self._where)
             return self.end(FinishReason.LENGTH)
         allowed = None if self.grammar is None else self.grammar.allowed()
         token = self._sampler.choose(row, self._where, allowed)
+        self.counters.n_accepted += token == guess
         return self._event(row, token, n_slots)
 
     def _event(self, row: F32, token: int, n_slots: int) -> Event:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Protocol
 
+from quantcli.engine.drafting import Drafting
 from quantcli.engine.generation import Generation
 from quantcli.engine.grammar import Grammars
 from quantcli.engine.options import EngineOptions, EngineStatus, Totals
@@ -98,6 +99,12 @@ class Engine:
             overcommit=options.overcommit,
         )
         self._pace = Pace()
+        self._drafting = Drafting(
+            self._pace,
+            max_draft=options.max_draft,
+            max_rows=model.max_rows,
+            looks_up=options.spec == "ngram",
+        )
         self._totals = Totals()
         self._open: dict[int, Generation] = {}  # by the number of their job
         self._lock = threading.Lock()  # of the next three
@@ -148,6 +155,7 @@ class Engine:
         start = time.perf_counter()
         events, self._unclaimed = self._unclaimed, []
         events += self._take_in()
+        self._draft()
         if batch := self._scheduler.next_batch(self._n_prompt_rows()):
             events += self._run(batch, start)
         self._totals.busy_s += time.perf_counter() - start
@@ -202,6 +210,12 @@ class Engine:
                 events.append(ended.end(FinishReason.CANCELLED))
                 self._close(ended)
         return events
+
+    def _draft(self) -> None:
+        """Give drafts to those that generate, unless prompts fill the step."""
+        running = self._scheduler.running
+        if all(job.n_missing == 1 for job in running):
+            self._drafting.prepare([self._open[job.number] for job in running], len(running))
 
     def _n_prompt_rows(self) -> int | None:
         target_s = self.options.target_s
@@ -276,6 +290,7 @@ class Engine:
         totals.n_drafted += len(piece.job.draft)
         n_generated, n_accepted = counters.n_generated, counters.n_accepted
         events = generation.take(piece, rows, self._n_slots, step_start)
+        self._drafting.learn(generation)
         totals.n_generated += counters.n_generated - n_generated
         totals.n_accepted += counters.n_accepted - n_accepted
         if events and events[-1].finish is not None:
@@ -289,4 +304,5 @@ class Engine:
 
     def _close(self, generation: Generation, *, is_sound: bool = True) -> None:
         del self._open[generation.job.number]
+        self._drafting.forget(generation.job.number)
         self._scheduler.remove(generation.job, is_sound=is_sound)

@@ -21,7 +21,8 @@ class EngineOptions:
     prefix_caching  keep the pages of prompts and answers for others that begin the same
     overcommit      slots promised to running requests, as a multiple of the cache; above 1 some
                     may have to make room and be computed again
-    spec            "ngram": draft what followed the last tokens when they occurred before
+    spec            "ngram": draft what followed the last tokens when they occurred before;
+                    "none": draft only what a grammar forces
     max_draft       most tokens drafted at a time
 
     Raises UsageError for a value out of range.
