@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
+from quantcli.engine.leviathan import Guess
 from quantcli.engine.request import Event, FinishReason, Logprobs, Request, Stats
 from quantcli.engine.sampling import F32, U32, Sampler
 from quantcli.engine.scheduler import Job, Slice
@@ -92,6 +93,7 @@ class Generation:
         self.job = job
         self.grammar = grammar
         self.counters = Counters()
+        self.guesses: list[Guess] = []  # the job's draft, if it was drawn at random
         self.n_prompt = len(job.tokens)
         self._sampler = sampler
         self._stream = stream
@@ -109,6 +111,11 @@ class Generation:
     def n_draftable(self) -> int:
         """Tokens that may be drafted: one more than these can be chosen and kept."""
         return self.job.n_slots - len(self.job.tokens) if self.request.is_speculated else 0
+
+    @property
+    def seed(self) -> int:
+        """The seed of this choice."""
+        return self._sampler.seed
 
     def start(self, now: float) -> bool:
         """Note that a step begins that computes for this choice; return whether it is the first."""
@@ -145,6 +152,7 @@ class Generation:
         except QuantcliError as error:
             events.append(self.end(FinishReason.ERROR, error))
         job.accept(n_right)
+        self.guesses.clear()
         return events
 
     def end(self, finish: FinishReason, error: BaseException | None = None) -> Event:
@@ -174,7 +182,10 @@ class Generation:
             self._sampler.check(row, self._where)
             return self.end(FinishReason.LENGTH)
         allowed = None if self.grammar is None else self.grammar.allowed()
-        token = self._sampler.choose(row, self._where, allowed)
+        if guess is not None and self.guesses:
+            token = self._sampler.settle(row, self.guesses.pop(0), self._where, allowed)
+        else:
+            token = self._sampler.choose(row, self._where, allowed)
         self.counters.n_accepted += token == guess
         return self._event(row, token, n_slots)
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Protocol
 
+from quantcli.engine.draft_model import DraftModel
 from quantcli.engine.drafting import Drafting
 from quantcli.engine.generation import Generation
 from quantcli.engine.grammar import Grammars
@@ -67,12 +68,15 @@ class Engine:
         tokenizer: Tokenizer,
         *,
         options: EngineOptions | None = None,
+        draft: Model | None = None,
         sampler: str = "compiled",
         progress: Progress | None = None,
     ) -> None:
         """Start without requests.
 
         options    how requests share the engine
+        draft      a small model of the same vocabulary (`check_vocabularies`) that guesses tokens;
+                   its cache is the engine's alone
         sampler    "compiled", or "reference" for the sampling chain as it is written down
         progress   called with what is being done, how much is done and of how much
         """
@@ -99,12 +103,8 @@ class Engine:
             overcommit=options.overcommit,
         )
         self._pace = Pace()
-        self._drafting = Drafting(
-            self._pace,
-            max_draft=options.max_draft,
-            max_rows=model.max_rows,
-            looks_up=options.spec == "ngram",
-        )
+        drafter = DraftModel(draft, self._n_tokens, sampler=sampler) if draft else None
+        self._drafting = Drafting(self._pace, options, model.max_rows, drafter)
         self._totals = Totals()
         self._open: dict[int, Generation] = {}  # by the number of their job
         self._lock = threading.Lock()  # of the next three

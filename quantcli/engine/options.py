@@ -24,6 +24,9 @@ class EngineOptions:
     spec            "ngram": draft what followed the last tokens when they occurred before;
                     "none": draft only what a grammar forces
     max_draft       most tokens drafted at a time
+    draft_sampling  a draft model draws its tokens as the request does, instead of taking the
+                    likeliest. More of them are right where the model is unsure; but the answer is
+                    then only as likely as without a draft model, not the same
 
     Raises UsageError for a value out of range.
     """
@@ -35,6 +38,7 @@ class EngineOptions:
     overcommit: float = 1.0
     spec: str = "none"
     max_draft: int = 8
+    draft_sampling: bool = False
 
     def __post_init__(self) -> None:
         """Check every value."""

@@ -89,3 +89,36 @@ def allot(
     for _, negative, _ in best_first[:n_best]:
         counts[-negative] += 1
     return counts
+
+
+def draft_length(
+    rates: Sequence[float],
+    n_most: int,
+    n_rows: int,
+    max_rows: int,
+    seconds: Callable[[int], float | None],
+    token_s: float,
+) -> int:
+    """Return how many tokens a model is to draft for each of some choices.
+
+    rates     of each choice, how often a guess is right
+    n_most    most tokens of a draft
+    n_rows    rows of the step without these drafts
+    max_rows  most rows of a step
+    seconds   what a step of so many rows takes, None if nothing is known
+    token_s   what one more token of all drafts takes the model that drafts
+    """
+    base = seconds(n_rows)
+    if base is None or not rates:
+        return 0
+    n_best, best_speed = 0, _MIN_GAIN * n_rows / base
+    for n in range(1, n_most + 1):
+        n_all = n_rows + n * len(rates)
+        took = seconds(n_all)
+        if n_all > max_rows or took is None:
+            break
+        expected = n_rows + sum(sum(chances(rate, n)) for rate in rates)
+        speed = expected / (took + n * token_s)
+        if speed > best_speed:
+            n_best, best_speed = n, speed
+    return n_best
