@@ -56,6 +56,7 @@ class Lowering:
         self.scratch = np.zeros(0, np.uint8)
         self.given: dict[Buffer, Region] = {}
         self.kept: dict[Buffer, Region] = {}
+        self.placed: dict[Buffer, Region] = {}  # every buffer, if only for a while
         self._attention: list[np.void] = []
         self._regions: dict[Buffer, Region] = {}
         self._uses = {buffer: 0 for buffer in self.fusion.producers}
@@ -100,7 +101,7 @@ class Lowering:
     def _place(self, buffer: Buffer, like: Buffer | None = None) -> Region:
         """Give a buffer a region: its own, or that of one which nothing else reads any more."""
         region = self._regions[like] if like else self.pool.take(buffer)
-        self._regions[buffer] = region
+        self._regions[buffer] = self.placed[buffer] = region
         return region
 
     def _rows_word(self, axis: str) -> int:
@@ -138,7 +139,7 @@ class Lowering:
         in_place = residual in self._regions and self._uses[residual] == 1
         if in_place and add and residual:
             out = self._place(op.output, like=residual)
-            self._regions[add.output] = out
+            self._regions[add.output] = self.placed[add.output] = out
             self._done.add(add.output)
         else:
             out = self._place(op.output)
