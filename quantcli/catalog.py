@@ -49,6 +49,10 @@ ARCHS = (
     Row("qwen3", "quantcli.arch.qwen3", "Qwen3 dense, 0.6B to 32B"),
 )
 
+CONTAINERS = (
+    Row("folder", "quantcli.huggingface.folder", "a Hugging Face folder: config.json, safetensors"),
+)
+
 CACHES = (
     Row("contiguous", "quantcli.kvcache.contiguous", "one span of the whole context a sequence"),
     Row("paged", "quantcli.kvcache.paged", "fixed pages handed out as a sequence grows"),
@@ -65,6 +69,11 @@ COMMANDS = (
         "compare",
         "quantcli.cli.compare",
         "Compare two models' answers to a prompt, token by token.",
+    ),
+    Row(
+        "convert",
+        "quantcli.cli.convert",
+        "Convert a Hugging Face folder to a GGUF file.",
     ),
     Row(
         "doctor", "quantcli.cli.doctor", "Show what this machine offers and what quantcli will use."
@@ -93,6 +102,7 @@ QUANTIZERS = (
 _KINDS = {
     "format": FORMATS,
     "architecture": ARCHS,
+    "container": CONTAINERS,
     "cache": CACHES,
     "KV cache type": KV_TYPES,
     "command": COMMANDS,
