@@ -18,6 +18,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from quantcli.errors import CheckpointError, UnsupportedModel
 from quantcli.text.hf_pre import PRE_OF_HASH, TEXT, hash_of
+from quantcli.text.hf_splits import splits_like
 from quantcli.text.vocabulary import BYTE_TOKEN, MERGES, PREFIX, SCORES, TOKEN_TYPE, TOKENS, Kind
 
 Keys = dict[str, Any]
@@ -255,6 +256,8 @@ def _pre_of(pipeline: Tokenizer, config: Table) -> str:
     for ids in candidates:
         if name := PRE_OF_HASH.get(hash_of(ids)):
             return name
+    if name := splits_like(pipeline):  # a vocabulary of one's own, words as others split them
+        return name
     raise UnsupportedModel(
         f"tokenizer.json splits words in a way that GGUF has no name for (hash "
         f"{hash_of(wrapped)[:16]}...); if a known way is the same, run quantcli convert with --pre "
