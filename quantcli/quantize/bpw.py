@@ -23,7 +23,6 @@ from quantcli.formats import F32, BlockFormat
 from quantcli.quantize import Statistics
 from quantcli.quantize.fallback import fits
 from quantcli.quantize.job import Job
-from quantcli.quantize.mixes import MIXES, kind_of
 from quantcli.quantize.plain import QUANTIZER as PLAIN
 from quantcli.quantize.recipe import Choice
 from quantcli.quantize.sensitivity import Sensitivity
@@ -256,18 +255,3 @@ def _options(choice: Choice, errors: Mapping[str, float], sensitivity: Sensitivi
     if not options:  # rows that fit no block
         options.append(Option("f16", 2 * n_rows * n_in, 0.0))
     return options
-
-
-def closest_mix(bits_per_weight: float) -> str:
-    """Return the file type whose main format is closest in size, for the file's metadata."""
-
-    def distance(name: str) -> float:
-        return abs(formats.get(name).bits_per_weight - bits_per_weight)
-
-    return min((row for row in MIXES), key=lambda row: distance(row.default)).name
-
-
-def kinds_of(job: Job) -> list[str]:
-    """Return the kinds of matrices that a job is free to choose for."""
-    free = [c for c in job.choices if c.reason in ("mix", "fallback")]
-    return sorted({kind_of(c.name) for c in free})

@@ -92,11 +92,7 @@ def measure(
         options = _Load(context, n_threads, backend)
         with _loaded(written, options, progress) as model:
             note, found = "", None
-            try:
-                base_fits = size_model(job.checkpoint, context=context).memory.fits
-            except ResourceError:
-                base_fits = False
-            if base_fits:
+            if _fits(job.checkpoint, context):
                 with _loaded(job.checkpoint, options, progress) as base:
                     found = _diverge(job, base, model, chunks, progress)
                 ppl = found.perplexity
@@ -142,6 +138,14 @@ def _diverge(
     names = (job.checkpoint.paths[0].stem, "the quantized model")
     parts = list(divergence.measure(base, model, chunks, names=names, progress=progress))
     return divergence.summarize(divergence.Positions.join(parts), is_exact=True)
+
+
+def _fits(checkpoint: Checkpoint, context: int) -> bool:
+    """Return whether a model can be loaded beside what is in memory now."""
+    try:
+        return size_model(checkpoint, context=context).memory.fits
+    except ResourceError:
+        return False
 
 
 class _Load(NamedTuple):
