@@ -207,7 +207,7 @@ def _sources(
         sources[name] = _as_gguf(name, _stacked(name, parts), declared, config)
     for name, values in declared.extra_tensors(config).items():
         sources[name] = InMemory(values)
-    return _in_order(sources), hf_names
+    return _in_order(sources, declared), hf_names
 
 
 def _stacked(name: str, parts: dict[int, RowSource]) -> RowSource:
@@ -241,14 +241,15 @@ def _widens(name: str, source: RowSource) -> bool:
     return is_f32(name, source.shape) and source.format.name != "f32"
 
 
-def _in_order(sources: dict[str, RowSource]) -> dict[str, RowSource]:
+def _in_order(sources: dict[str, RowSource], declared: HuggingFace) -> dict[str, RowSource]:
     """Return tensors in the order of computing: embedding, layers by number, output."""
+    ranks = {ours.rpartition("{}.")[2]: i for i, ours in enumerate(declared.tensors.values())}
 
-    def place(name: str) -> tuple[int, int]:
-        layer = name.split(".")[1] if name.startswith("blk.") else ""
-        if layer.isdigit():
-            return 1, int(layer)
-        return (0, 0) if name in (EMBEDDING, "rope_freqs.weight") else (2, 0)
+    def place(name: str) -> tuple[int, int, int, str]:
+        layer, _, part = name.removeprefix("blk.").partition(".")
+        if name.startswith("blk.") and layer.isdigit():
+            return 1, int(layer), ranks.get(part.rpartition(".")[0], len(ranks)), name
+        return 0 if name in (EMBEDDING, "rope_freqs.weight") else 2, 0, 0, name
 
     return {name: sources[name] for name in sorted(sources, key=place)}
 
