@@ -91,6 +91,15 @@ def test_tokenize_tells_pieces(server: Running) -> None:
     assert body["count"] == 1
 
 
+def test_the_tokenizer_is_described_as_vllm_does(server: Running) -> None:
+    info = server.get("/tokenizer_info").json()
+    assert (info["bos_token"], info["eos_token"]) == ("<|endoftext|>", "<|im_end|>")
+    assert "<|im_start|>" in info["chat_template"]
+    body = {"prompt": "the", "add_special_tokens": False}
+    assert server.post("/tokenize", body).json()["tokens"] == TOKENS.encode("the")
+    assert server.post("/detokenize", {"tokens": TOKENS.encode("the")}).json()["prompt"] == "the"
+
+
 @pytest.mark.parametrize("tokens", [[-1], [10**9], ["a"], [True], {"a": 1}, 7])
 def test_detokenize_refuses_what_is_no_token(server: Running, tokens: object) -> None:
     assert server.post("/detokenize", {"tokens": tokens}).status_code == 400
