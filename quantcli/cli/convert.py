@@ -15,16 +15,19 @@ if TYPE_CHECKING:
     from quantcli.huggingface.folder import FolderCheckpoint
 
 
+FolderArgument = Annotated[
+    str,
+    Argument(
+        metavar="MODEL",
+        help="A Hugging Face folder (config.json, safetensors), or org/repo of the hub.",
+        show_default=False,
+    ),
+]
+
+
 @expand
 def command(
-    model: Annotated[
-        str,
-        Argument(
-            metavar="MODEL",
-            help="A Hugging Face folder (config.json, safetensors), or org/repo of the hub.",
-            show_default=False,
-        ),
-    ],
+    model: FolderArgument,
     *,
     output: Annotated[
         Path | None,
