@@ -6,7 +6,7 @@ import json
 
 import pytest
 from running_server import Running, running, tokenizer
-from test_chat import events
+from test_chat_completions import events
 
 HERMES = """\
 {%- if tools %}<|im_start|>system
