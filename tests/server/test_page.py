@@ -144,7 +144,9 @@ def test_errors_are_shown_and_the_question_is_given_back(page: Page) -> None:
         page.open(server.url)
         ask(page, "x" * 3000)
         page.wait("document.querySelector('.error')")
-        assert "the context 512" in str(page.run("document.querySelector('.error').innerText"))
+        assert "context length is 512" in str(
+            page.run("document.querySelector('.error').innerText")
+        )
         assert page.run("messages.length") == 0
         assert page.run("$('text').value.length") == 3000
         page.problems.clear()  # the browser notes the status of the response
