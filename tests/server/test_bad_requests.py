@@ -228,6 +228,38 @@ def test_a_schema_of_ten_thousand_levels_is_refused(client: httpx.Client) -> Non
     refused(client.post(CHAT, content=body, headers=JSON))
 
 
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ({"regex": "(a+)+b"}, 200),  # a backtracking matcher would never end
+        ({"regex": "(a"}, 400),
+        ({"regex": "a{100000000}"}, 400),
+        ({"regex": "x" * 70_000}, 400),
+        ({"lark": "start: start"}, 400),
+        ({"lark": "nonsense ((("}, 400),
+        ({"grammar": "root ::= root root"}, 400),
+        ({"json_schema": {"type": "nothing"}}, 400),
+        ({"json_schema": {"type": "object", "properties": {"a": {"pattern": "(a+)+b"}}}}, 200),
+        ({"json_schema": {"$ref": "#/nowhere"}}, 400),
+        ({"json_schema": {"$ref": "http://127.0.0.1:1/schema"}}, 400),
+        ({"json_schema": {"not": {"type": "string"}}}, 400),
+        ({"json_schema": {"enum": ["x" * 80_000]}}, 400),
+        ({"regex": "a", "lark": "start: A"}, 400),
+    ],
+    ids=range(14),
+)
+def test_forms_that_are_hostile_or_not_understood_are_refused(
+    server: Running, client: httpx.Client, fields: dict[str, object], status: int
+) -> None:
+    pytest.importorskip("llguidance")
+    response = client.post(CHAT, json=bodies(CHAT) | fields)
+    if status == 400:
+        refused(response)
+    else:
+        assert response.status_code == 200, response.text
+    assert server.is_empty()
+
+
 def test_fifty_megabytes_are_refused_declared_or_not(client: httpx.Client) -> None:
     data = b" " * 50_000_000
     refused(client.post(CHAT, content=data, headers=JSON), 413)
