@@ -54,7 +54,10 @@ class Checkpoint:
     metadata  keys and values
     tensors   by name, in the files' order
     notes     remarks on what is odd but harmless, one sentence each
+    packed    tensors that are read as floats, but are integers where they lie: rounded before
     """
+
+    packed: tuple[str, ...] = ()
 
     def __init__(
         self,

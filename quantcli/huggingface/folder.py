@@ -58,6 +58,7 @@ class FolderCheckpoint(Checkpoint):
     config    config.json, completed
     sources   where the rows of each tensor come from
     hf_names  the folder's name of each tensor that is one tensor there
+    packed    tensors that the folder holds as integers: what they stand for was rounded before
     """
 
     def __init__(
@@ -72,16 +73,18 @@ class FolderCheckpoint(Checkpoint):
         hf_names: dict[str, str],
     ) -> None:
         """Take over open files, and what they mean."""
+        packed = tuple(n for n, hf_name in hf_names.items() if hf_name not in files.tensors)
         infos = {
             name: TensorInfo(
                 name, source.shape, source.format, n_rows(source.shape) * row_nbytes(source), 0, 0
             )
             for name, source in sources.items()
         }
-        super().__init__(files.files, made_metadata(folder, metadata), infos)
+        notes = tuple(_note(folder, name) for name in packed[:1])
+        super().__init__(files.files, made_metadata(folder, metadata), infos, notes)
         self.files = files
         self.folder, self.declared, self.config = folder, declared, config
-        self.sources, self.hf_names = sources, hf_names
+        self.sources, self.hf_names, self.packed = sources, hf_names, packed
 
     def read_into(self, name: str, buffer: U8, start: int = 0) -> None:
         """Fill a buffer with a tensor's bytes from `start` on; as `Checkpoint.read_into`."""
@@ -106,6 +109,10 @@ class FolderCheckpoint(Checkpoint):
             out[left - start : right - start] = data[
                 left - row_start * row : right - row_start * row
             ]
+
+
+def _note(folder: Path, name: str) -> str:
+    return f"{folder}: {name} and others are quantized in the folder; they are read as f32."
 
 
 def open_model(path: Path, *, pre: str | None = None) -> FolderCheckpoint:

@@ -191,6 +191,16 @@ def test_a_group_that_does_not_exist_is_refused_when_it_is_read(tmp_path: Path) 
             checkpoint.tensor("blk.0.ffn_up.weight")
 
 
+def test_what_was_rounded_before_is_said(tmp_path: Path) -> None:
+    with open_model(packed(tmp_path, GPTQ)) as checkpoint:
+        assert checkpoint.packed == ("blk.0.ffn_up.weight",)
+        (note,) = checkpoint.notes
+        assert note.endswith("blk.0.ffn_up.weight and others are quantized in the folder; they are "
+                             "read as f32.")  # fmt: skip
+    with open_model(tmp_path / "source") as checkpoint:
+        assert checkpoint.packed == checkpoint.notes == ()
+
+
 def test_a_quantized_folder_converts_to_a_file(tmp_path: Path) -> None:
     from quantcli.huggingface.convert import convert, plan_conversion
 
