@@ -252,3 +252,29 @@ def test_the_default_name_leaves_the_sources_quantization_out(
         elsewhere = default_output("some-name", checkpoint, "q8_0")
     assert beside == models / expected
     assert elsewhere == Path(expected)
+
+
+@pytest.mark.parametrize("bits", [4.6, 5.0, 7.25])
+def test_bits_per_weight_are_never_exceeded_and_all_but_used_up(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], bits: float
+) -> None:
+    out = tmp_path / "out.gguf"
+    words = (models / "wide.gguf", "--bpw", bits, "-o", out)
+    plan = parsed(capsys, *words, "--dry-run")
+    assert bits - 0.05 < plan["bits_per_weight"] <= bits
+    report = parsed(capsys, *words, "--no-verify")
+    with open_checkpoint(out) as written:
+        assert report["bits_per_weight"] == 8 * written.nbytes / written.n_params
+    assert report["bits_per_weight"] == plan["bits_per_weight"]
+    assert report["type"] == f"{bits:g}bpw"
+
+
+def test_a_size_that_cannot_be_reached_is_refused_with_the_least(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (models / "wide.gguf", "--bpw", 1.5, "-o", tmp_path / "out.gguf")
+    assert re.search(
+        r"2 error: --bpw 1\.5 cannot be reached: .* at least \d\.\d+", refused(capsys, *words)
+    )
+    said = refused(capsys, models / "wide.gguf", "--bpw", 4, "--type", "q4_0")
+    assert said.startswith("2 error: --bpw chooses the formats itself")
