@@ -112,6 +112,13 @@ def cached_folder(repo: str, revision: str = "main") -> Path | None:
     return next((path for path in _snapshots(repo, revision) if _is_whole_folder(path)), None)
 
 
+def cached_parts(folder: Path) -> list[CachedFile]:
+    """Return the files of a snapshot that is a Hugging Face folder."""
+    repo = folder.parent.parent.name.removeprefix("models--").replace("--", "/", 1)
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return [_cached_file(repo, folder, path) for path in files if path.suffix.lower() != ".gguf"]
+
+
 def _is_whole_folder(snapshot: Path) -> bool:
     """Return whether a snapshot has a configuration and all the weights that its index names."""
     if not (snapshot / "config.json").is_file():

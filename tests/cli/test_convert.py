@@ -12,7 +12,7 @@ from hf_folders import write_folder
 from hub_server import Hub, Repo, serving
 
 from quantcli.checkpoint import open_checkpoint
-from quantcli.checkpoint.store import resolve, resolve_folder
+from quantcli.checkpoint.store import installed, remove, resolve, resolve_folder
 from quantcli.cli.app import main
 from quantcli.errors import DownloadError, UsageError
 
@@ -125,6 +125,20 @@ def test_a_repository_without_a_folder_is_told(hub: Hub) -> None:
         resolve_folder("org/GGUF:Q8_0")
     with pytest.raises(DownloadError, match="is not on this machine"):
         resolve_folder("org/GGUF", offline=True)
+
+
+def test_a_downloaded_folder_is_listed_and_removed(
+    hub: Hub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = resolve(REPO)
+    (model,) = installed()
+    assert (model.name, model.path, model.format()) == (REPO, here, "bf16")
+    assert model.nbytes == sum(path.stat().st_size for path in here.iterdir())
+    assert main(["list"]) == 0
+    assert REPO in capsys.readouterr().out
+    assert remove(REPO) == model.nbytes
+    assert not installed()
+    assert not [path for path in here.rglob("*") if path.is_file()]
 
 
 def test_half_a_download_is_no_folder(hub: Hub) -> None:
