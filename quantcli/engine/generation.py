@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from quantcli.engine.leviathan import Guess
 from quantcli.engine.request import Event, FinishReason, Logprobs, Request, Stats
 from quantcli.engine.sampling import F32, U32, Sampler
 from quantcli.engine.scheduler import Job, Slice
 from quantcli.engine.stop import StopStrings
-from quantcli.errors import QuantcliError
+from quantcli.errors import ModelError, QuantcliError
 
 
 class Stream(Protocol):
@@ -99,6 +102,7 @@ class Generation:
         self._stream = stream
         self._stops = StopStrings(request.params.stop)
         self._ends = ends
+        self._pooled: npt.NDArray[np.float64] | None = None
         self._submitted = time.perf_counter()
         wants_prompt = request.params.n_prompt_logprobs is not None and choice == 0
         self._prompt: list[Logprobs | None] | None = (
@@ -154,6 +158,31 @@ class Generation:
         job.accept(n_right)
         self.guesses.clear()
         return events
+
+    def pool(self, piece: Slice, states: F32, step_start: float) -> Event | None:
+        """Take the hidden states f32 (n, d_model) of a slice's rows; return the embedding's event.
+
+        None while states are missing. Sums go row by row, so that chunks make no difference.
+        """
+        self.add_time(step_start)
+        if self._pooled is None:
+            self._pooled = np.zeros(states.shape[1], np.float64)
+        if self.request.pooling == "last":
+            self._pooled[:] = states[-1] if piece.is_last else 0.0
+        else:
+            for row in states:
+                self._pooled += row
+        if not piece.is_last:
+            return None
+        if not np.isfinite(self._pooled).all():
+            error = ModelError(
+                f"request {self.number}: the embedding is not finite. The model file is damaged; "
+                "try another file of the same model."
+            )
+            return self.end(FinishReason.ERROR, error)
+        n = self.n_prompt if self.request.pooling == "mean" else 1
+        embedding = tuple((self._pooled / n).tolist())
+        return replace(self.end(FinishReason.LENGTH), embedding=embedding)
 
     def end(self, finish: FinishReason, error: BaseException | None = None) -> Event:
         """Return the last event, for an end that has nothing to do with a token."""
