@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +34,7 @@ from quantcli.huggingface.rows import unpermuted
 from quantcli.huggingface.scheme import ExportScheme, QuantizedLinear
 from quantcli.qtensor import U8
 
-ReadLinear = Callable[[str], QuantizedLinear]
+Step = Callable[[str], None]
 
 _SLAB_NBYTES = 4 << 20
 # Copied beside the weights. A card is not: it speaks of the model that was not quantized.
@@ -127,69 +128,82 @@ def plan_export(
     )
 
 
-def export(
+class ExportWriter:
+    """A folder under way: linears and changed tensors are put in any order, each once."""
+
+    def __init__(
+        self, source: FolderCheckpoint, plan: ExportPlan, files: SafetensorsWriter, step: Step
+    ) -> None:
+        """Start with nothing put; use `exporting`."""
+        self._source, self._plan, self._files, self._step = source, plan, files, step
+        self._written: set[str] = set()
+
+    def put_linear(self, name: str, linear: QuantizedLinear) -> None:
+        """Write the integers of a linear, by its GGUF name."""
+        n_heads = self._source.declared.n_permuted_heads(name, self._source.config)
+        if n_heads:
+            linear = linear.unpermuted(linear.codes.shape[0] // n_heads)
+        outs = self._plan.scheme.tensors(self._plan.linears[name], *linear.codes.shape)
+        for out, array in zip(outs, self._plan.scheme.arrays(linear), strict=True):
+            assert out.shape == array.shape, (out, array.shape)
+            self._write(out.name, [np.ascontiguousarray(array).reshape(-1).view(np.uint8)])
+        self._written.add(self._source.hf_names[name])
+
+    def put_changed(self, name: str, values: F32) -> None:
+        """Write new values of a tensor that stays a float: f32, as GGUF has them."""
+        assert name in self._plan.changed, name
+        stored = as_stored(self._source, name, values)
+        self._write(self._source.hf_names[name], [stored.reshape(-1).view(np.uint8)])
+        self._written.add(self._source.hf_names[name])
+
+    def put_rest(self) -> None:
+        """Copy what stays as it is; all linears and changed tensors must have been put."""
+        for name in (*self._plan.linears, *self._plan.changed):
+            assert self._source.hf_names[name] in self._written, f"{name} was not put"
+        for stored in _stored(self._source):
+            if stored.name not in self._written:
+                self._write(stored.name, _bytes_of(self._source, stored))
+
+    def _write(self, name: str, slabs: Iterable[U8]) -> None:
+        self._files.write(name, slabs)
+        self._step(name)
+
+
+@contextmanager
+def exporting(
     source: FolderCheckpoint,
     path: Path,
     plan: ExportPlan,
-    read_linear: ReadLinear,
-    read_changed: Callable[[str], F32] | None = None,
     *,
     force: bool = False,
     shard_nbytes: int = SHARD_NBYTES,
     progress: Advance | None = None,
-) -> None:
-    """Write a folder, whole or not at all. Memory holds one linear.
+) -> Iterator[ExportWriter]:
+    """Hold a folder that takes its place at the end of the block, whole or not at all.
 
-    read_linear    GGUF name -> its integers; called once for each, in the order of the model
-    read_changed   GGUF name -> f32 values in GGUF's order, of the tensors that change
-
-    Raises UsageError if the path is taken, ResourceError if the disk is too small or fills up, and
-    what the callbacks raise; then there is no folder.
+    Memory holds one linear. Raises UsageError if the path is taken, ResourceError if the disk is
+    too small or fills up; whatever is raised in the block, too, leaves no folder.
     """
     nbytes = {tensor.name: tensor.nbytes for tensor in plan.tensors}
     total, done = sum(nbytes.values()), 0
+
+    def step(name: str) -> None:
+        nonlocal done
+        done += nbytes[name]
+        if progress is not None:
+            progress(done, total)
+
     with folder_draft(path, force=force, nbytes=nbytes_of(plan.tensors)) as folder:
         _copy_files(source.folder, folder)
         _write_configs(source, folder, plan)
-        writer = SafetensorsWriter(folder, plan.tensors, shard_nbytes)
+        files = SafetensorsWriter(folder, plan.tensors, shard_nbytes)
         try:
-            for name, slabs in _contents(source, plan, read_linear, read_changed):
-                writer.write(name, slabs)
-                done += nbytes[name]
-                if progress is not None:
-                    progress(done, total)
-            writer.finish()
+            writer = ExportWriter(source, plan, files, step)
+            yield writer
+            writer.put_rest()
+            files.finish()
         finally:
-            writer.close()
-
-
-def _contents(
-    source: FolderCheckpoint,
-    plan: ExportPlan,
-    read_linear: ReadLinear,
-    read_changed: Callable[[str], F32] | None,
-) -> Iterator[tuple[str, Iterator[U8]]]:
-    """Yield every tensor's name and bytes: layer by layer, then what stays as it is."""
-    written: set[str] = set()
-    for name in source.tensors:
-        if name in plan.linears:
-            linear = read_linear(name)
-            n_heads = source.declared.n_permuted_heads(name, source.config)
-            if n_heads:
-                linear = linear.unpermuted(linear.codes.shape[0] // n_heads)
-            outs = plan.scheme.tensors(plan.linears[name], *linear.codes.shape)
-            for out, array in zip(outs, plan.scheme.arrays(linear), strict=True):
-                assert out.shape == array.shape, (out, array.shape)
-                yield out.name, iter([np.ascontiguousarray(array).reshape(-1).view(np.uint8)])
-            written.add(source.hf_names[name])
-        elif name in plan.changed:
-            assert read_changed is not None, name
-            values = as_stored(source, name, read_changed(name))
-            yield source.hf_names[name], iter([values.reshape(-1).view(np.uint8)])
-            written.add(source.hf_names[name])
-    for stored in _stored(source):
-        if stored.name not in written:
-            yield stored.name, _bytes_of(source, stored)
+            files.close()
 
 
 def as_stored(source: FolderCheckpoint, name: str, values: F32) -> F32:

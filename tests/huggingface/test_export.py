@@ -20,7 +20,7 @@ from tiny import write_tiny
 from quantcli.checkpoint import open_checkpoint
 from quantcli.errors import ResourceError, ShapeError, UnknownName, UnsupportedModel, UsageError
 from quantcli.formats import F32
-from quantcli.huggingface.export import export, plan_export, require_folder
+from quantcli.huggingface.export import exporting, plan_export, require_folder
 from quantcli.huggingface.folder import FolderCheckpoint, open_model
 from quantcli.huggingface.scheme import ExportScheme, QuantizedLinear, problems
 
@@ -84,11 +84,9 @@ def exported(tmp_path: Path, case: Case, scheme: ExportScheme, **options: int) -
     folder = write_folder(tmp_path / "source", case)
     with open_model(folder) as source:
         plan = plan_export(source, scheme, linears_of(source))
-
-        def read(name: str) -> QuantizedLinear:
-            return linear_of(scheme, name, source.tensors[name].shape)
-
-        export(source, tmp_path / "out", plan, read, **options)  # type: ignore[arg-type]
+        with exporting(source, tmp_path / "out", plan, **options) as writer:  # type: ignore[arg-type]
+            for name in reversed(plan.linears):  # in any order
+                writer.put_linear(name, linear_of(scheme, name, source.tensors[name].shape))
     return tmp_path / "out"
 
 
@@ -250,13 +248,10 @@ def test_changed_tensors_go_back_to_the_folders_own_form(tmp_path: Path) -> None
     values = np.linspace(0.5, 2, 64, dtype=np.float32)
     with open_model(folder) as source:
         plan = plan_export(source, scheme, linears_of(source), changed=[norm])
-        export(
-            source,
-            tmp_path / "out",
-            plan,
-            lambda name: linear_of(scheme, name, source.tensors[name].shape),
-            lambda name: values,
-        )
+        with exporting(source, tmp_path / "out", plan) as writer:
+            writer.put_changed(norm, values)
+            for name in plan.linears:
+                writer.put_linear(name, linear_of(scheme, name, source.tensors[name].shape))
     stored = arrays_of(tmp_path / "out")["model.layers.0.input_layernorm.weight"]
     assert np.array_equal(stored, values - np.float32(1))
     with open_checkpoint(tmp_path / "out") as found:
@@ -270,11 +265,9 @@ def test_linears_left_alone_are_said_so_and_kept(tmp_path: Path) -> None:
         chosen = [name for name in linears_of(source) if "ffn_down" not in name]
         plan = plan_export(source, scheme, chosen)
         assert plan.skipped == ("lm_head", "model.layers.0.mlp.down_proj")
-
-        def read(name: str) -> QuantizedLinear:
-            return linear_of(scheme, name, source.tensors[name].shape)
-
-        export(source, tmp_path / "out", plan, read)
+        with exporting(source, tmp_path / "out", plan) as writer:
+            for name in plan.linears:
+                writer.put_linear(name, linear_of(scheme, name, source.tensors[name].shape))
         before = source.tensor("blk.0.ffn_down.weight").data
     with open_checkpoint(tmp_path / "out") as found:
         assert found.tensor("blk.0.ffn_down.weight").data.tobytes() == before.tobytes()
@@ -284,12 +277,13 @@ def test_nothing_is_left_when_it_breaks_off(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "source", QWEN)
     with open_model(folder) as source:
         plan = plan_export(source, SCHEMES["gptq"], linears_of(source))
-
-        def broken(name: str) -> QuantizedLinear:
+        with pytest.raises(KeyboardInterrupt), exporting(source, tmp_path / "out", plan):
             raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            export(source, tmp_path / "out", plan, broken)
+        with (
+            pytest.raises(AssertionError, match=r"attn_q\.weight was not put"),
+            exporting(source, tmp_path / "out", plan),
+        ):
+            pass
     assert os.listdir(tmp_path) == ["source"]
 
 

@@ -17,7 +17,7 @@ from hf_folders import dump, write_folder
 from quantcli.checkpoint import open_checkpoint
 from quantcli.errors import CheckpointError, ModelError, UnsupportedModel
 from quantcli.formats import F32
-from quantcli.huggingface.export import export, plan_export
+from quantcli.huggingface.export import exporting, plan_export
 from quantcli.huggingface.folder import open_model
 from quantcli.huggingface.scheme import ExportScheme, QuantizedLinear
 
@@ -35,8 +35,8 @@ def packed(tmp_path: Path, scheme: ExportScheme) -> Path:
     zeros = None if scheme.symmetric else random.integers(1, 16, (96, 2), np.uint8)
     with open_model(folder) as source:
         plan = plan_export(source, scheme, ["blk.0.ffn_up.weight"])
-        linear = QuantizedLinear(codes, scales, zeros)
-        export(source, tmp_path / "m", plan, lambda name: linear)
+        with exporting(source, tmp_path / "m", plan) as writer:
+            writer.put_linear("blk.0.ffn_up.weight", QuantizedLinear(codes, scales, zeros))
     return tmp_path / "m"
 
 
