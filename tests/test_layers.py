@@ -23,7 +23,7 @@ LAYERS = (
     ("evaluate",),
     ("engine",),
     ("runtime",),
-    ("kernels",),
+    ("kernels", "huggingface"),
     ("arch", "checkpoint", "text"),
     ("qtensor",),
     ("formats", "plan", "kvcache"),
@@ -39,6 +39,7 @@ HOMES = {
     "huggingface_hub": ("checkpoint.hub",),
     "jinja2": ("text.chat*",),
     "llama_cpp": ("evaluate.peer",),
+    "llguidance": ("engine.grammar",),
     "llvmlite": ("kernels", "kernels.*", "runtime.executor"),
     "ml_dtypes": ("formats.*", "checkpoint.*"),
     "numba": ("kernels", "kernels.*", "runtime.executor"),
@@ -51,6 +52,7 @@ HOMES = {
     "starlette": ("server", "server.*"),
     "tokenizers": ("text", "text.*"),
     "typer": ("cli", "cli.*"),
+    "yaml": ("checkpoint.model_card",),
     "uvicorn": ("server", "server.*"),
 }
 
@@ -62,7 +64,7 @@ IMPURE = ("numpy", "numba", "llvmlite", "quantcli.runtime", "quantcli.kernels")
 PEERS = {"llama_cpp"}
 
 # Libraries that come with a dependency that pyproject.toml names.
-BROUGHT_BY = {"click": "typer", "llvmlite": "numba"}
+BROUGHT_BY = {"click": "typer", "llvmlite": "numba", "yaml": "gguf"}
 
 
 def layer(module: str) -> int | None:

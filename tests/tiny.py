@@ -20,7 +20,7 @@ from tiny_vocab import Vocabulary, byte_level_bpe, spm
 from quantcli import formats
 from quantcli.formats import F32, BlockFormat
 
-K_QUANTS = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
+K_QUANTS = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_xs", "tq1_0", "tq2_0")
 MIX = ("q4_0", "q8_0", "q5_1", "f16", "q4_1", "q5_0", "bf16", "f32")
 MIX_256 = ("q4_k", "q6_k", "q5_k", "q8_0", "q3_k", "q2_k", "q4_0")
 
@@ -263,6 +263,11 @@ def random_blocks(
     """Return blocks of random codes and sub-scales whose weights have mean about 0."""
     data = random.randint(0, 256, (n_blocks, fmt.block_nbytes), np.uint8)
     blocks = data.view(fmt.block).reshape(n_blocks)
+    if "e" in (fmt.block.names or ()):
+        blocks["e"] = 128
+        exponent = 128 + round(math.log2(std / float(fmt.decode(blocks).std())))
+        blocks["e"] = random.randint(exponent - 1, exponent + 2, n_blocks)
+        return blocks
     blocks["d"] = 1.0
     if "dmin" in (fmt.block.names or ()):
         blocks["dmin"] = 0.0

@@ -9,11 +9,13 @@ from __future__ import annotations
 from typing import Protocol
 
 from quantcli import catalog
+from quantcli.arch.hugging_face import HuggingFace
 from quantcli.arch.hyper import Hyper
 from quantcli.arch.tensors import check_tensors
+from quantcli.errors import UnsupportedModel
 from quantcli.plan import Plan
 
-__all__ = ["Arch", "Hyper", "check_tensors", "get"]
+__all__ = ["Arch", "Hyper", "HuggingFace", "check_tensors", "get", "in_folders", "of_class"]
 
 
 class Arch(Protocol):
@@ -35,3 +37,25 @@ class Arch(Protocol):
 def get(name: str) -> Arch:
     """Return an architecture by its name, or raise UnknownName."""
     return catalog.load("architecture", name).ARCH  # type: ignore[no-any-return]
+
+
+def in_folders(name: str) -> HuggingFace | None:
+    """Return how an architecture lies in Hugging Face folders, None if it says nothing of it."""
+    return getattr(catalog.load("architecture", name), "HF", None)
+
+
+def of_class(class_name: str) -> str:
+    """Return the architecture of a model class that config.json names in `architectures`.
+
+    Raises UnsupportedModel with the classes that are known.
+    """
+    known: dict[str, str] = {}
+    for name in catalog.names("architecture"):
+        if (declared := in_folders(name)) is not None:
+            known |= dict.fromkeys(declared.classes, name)
+    if class_name not in known:
+        raise UnsupportedModel(
+            f"models of class {class_name[:80]!r} are not supported; quantcli converts "
+            f"{', '.join(sorted(known))}."
+        )
+    return known[class_name]

@@ -6,7 +6,12 @@ Mistral 7B v0.1 files name is not applied, as nowhere else. Mixtral is a llama w
 
 from __future__ import annotations
 
+import numpy as np
+
 from quantcli.arch.blocks import Decoder
+from quantcli.arch.hf_config import Default, HFConfig, Table
+from quantcli.arch.hf_keys import head_width, llama3_factors, n_heads, u32
+from quantcli.arch.hugging_face import HuggingFace, Keys
 from quantcli.arch.routing import Mixture, all_of_d_ff
 
 ARCH = Decoder(
@@ -15,4 +20,61 @@ ARCH = Decoder(
     freq_factors=True,
     long_factors=True,
     experts=Mixture(d_ff=all_of_d_ff),
+)
+
+_LLAMA: dict[str, Default] = {
+    "vocab_size": 32000,
+    "max_position_embeddings": 2048,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": n_heads,
+    "head_dim": head_width,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+}
+_MISTRAL: dict[str, Default] = {
+    **{key: value for key, value in _LLAMA.items() if key != "head_dim"},
+    "max_position_embeddings": 131072,
+    "intermediate_size": 14336,
+    "num_key_value_heads": 8,
+}
+_CODE_LLAMA_VOCABULARY, _GRANITE_VOCABULARY = 32016, 49152
+_CODE_LLAMA_EOT = 32010
+
+
+def _keys(config: HFConfig) -> Keys:
+    n_rot = config.integer("head_dim") or head_width(config)
+    n_vocab = config.needed_integer("vocab_size")
+    return {
+        "vocab_size": u32("vocab_size", n_vocab),
+        "rope.dimension_count": u32("rope.dimension_count", n_rot),
+    }
+
+
+def _tokenizer_keys(config: HFConfig, tokenizer_config: Table) -> Keys:
+    """Return what depends on the size of the vocabulary, which tells families apart."""
+    keys: Keys = {}
+    if isinstance(prefix := tokenizer_config.get("add_prefix_space"), bool):
+        keys["add_space_prefix"] = prefix
+    n_vocab = config.integer("vocab_size")
+    if n_vocab == _CODE_LLAMA_VOCABULARY:
+        keys["eot_token_id"] = np.uint32(_CODE_LLAMA_EOT)
+    if n_vocab == _GRANITE_VOCABULARY:
+        keys["add_bos_token"] = False
+    return keys
+
+
+HF = HuggingFace(
+    classes={
+        "LlamaForCausalLM": _LLAMA,
+        "LLaMAForCausalLM": _LLAMA,
+        "LlamaModel": _LLAMA,
+        "MistralForCausalLM": _MISTRAL,
+    },
+    permutes_qk=True,
+    keys=_keys,
+    tokenizer_keys=_tokenizer_keys,
+    extra_tensors=llama3_factors,
 )

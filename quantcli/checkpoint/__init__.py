@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 import numpy as np
 
+from quantcli import catalog
 from quantcli.checkpoint.gguf_layout import GGUFError
 from quantcli.checkpoint.metadata import Metadata, StringArray, Value
 from quantcli.checkpoint.positional import PositionalFile
@@ -52,7 +54,10 @@ class Checkpoint:
     metadata  keys and values
     tensors   by name, in the files' order
     notes     remarks on what is odd but harmless, one sentence each
+    packed    tensors that are read as floats, but are integers where they lie: rounded before
     """
+
+    packed: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -68,7 +73,7 @@ class Checkpoint:
         self.tensors = tensors
         self.notes = notes
 
-    def __enter__(self) -> Checkpoint:
+    def __enter__(self) -> Self:
         """Return itself; leaving the block closes the files."""
         return self
 
@@ -133,12 +138,18 @@ class Checkpoint:
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Open a GGUF file, or the first of several that make up a model.
+    """Open a model: a GGUF file, the first of several that make one up, or a Hugging Face folder.
 
-    Only the head of a file is read. Raises GGUFError (a CheckpointError) for a malformed file,
-    CheckpointError for one that is missing or cannot be read, and UnsupportedModel for a file that
-    is not a language model or holds tensors of a type that quantcli does not decode.
+    Only heads and small files are read. Raises CheckpointError (a GGUFError for a GGUF file) for
+    what is malformed, missing or cannot be read, and UnsupportedModel for what is not a language
+    model or holds tensors of a type that quantcli does not decode.
     """
     from quantcli.checkpoint.gguf_split import open_gguf
+    from quantcli.checkpoint.safetensors import is_folder_of_safetensors
 
-    return open_gguf(Path(path))
+    path = Path(path)
+    if is_folder_of_safetensors(path):
+        # Joins the files to an architecture and a vocabulary, and so stands in a layer above.
+        checkpoint: Checkpoint = catalog.load("container", "folder").open_model(path)
+        return checkpoint
+    return open_gguf(path)

@@ -154,30 +154,36 @@ def encode_value(value: WriteValue) -> bytes:
         return _array_head(layout.STRING, len(value)) + value.encoded()
     if isinstance(value, np.ndarray):
         assert value.ndim == 1, value.shape
-        type_id = _type_id(value.dtype)
+        type_id = array_type(value.dtype)
         data = np.ascontiguousarray(value, value.dtype.newbyteorder("<"))
         return _array_head(type_id, value.size) + data.tobytes()
     if isinstance(value, bool | int | float | np.generic):
-        number = value if isinstance(value, np.generic) else _as_scalar(value)
+        number = scalar_of(value)
         return (
-            _U32.pack(_type_id(number.dtype))
+            _U32.pack(array_type(number.dtype))
             + np.asarray(number, number.dtype.newbyteorder("<")).tobytes()
         )
     return _encode_list(value)
 
 
 def _encode_list(items: Sequence[Item]) -> bytes:
-    assert len(items), "an empty list has no type; use an empty NumPy array"
-    if isinstance(items[0], str):
+    if len(items) and isinstance(items[0], str):
         return _array_head(layout.STRING, len(items)) + b"".join(map(_text, map(str, items)))
+    return encode_value(array_of(items))
+
+
+def array_of(items: Sequence[Item]) -> npt.NDArray[np.generic]:
+    """Return a list of numbers in the type that files use for it: i32, f32 or bool."""
+    assert len(items), "an empty list has no type; use an empty NumPy array"
     if isinstance(items[0], bool):
-        return encode_value(np.array(items, np.bool_))
-    dtype = np.float32 if any(isinstance(item, float) for item in items) else np.int32
-    return encode_value(np.array(items, dtype))
+        return np.array(items, np.bool_)
+    return np.array(items, np.float32 if any(isinstance(i, float) for i in items) else np.int32)
 
 
-def _as_scalar(value: bool | int | float) -> np.generic:
-    """Return a Python number in the type that files use for it."""
+def scalar_of(value: bool | int | float | np.generic) -> np.generic:
+    """Return a number in the type that files use for it; NumPy's stay as they are."""
+    if isinstance(value, np.generic):
+        return value
     if isinstance(value, bool):
         return np.bool_(value)
     if isinstance(value, float):
@@ -187,7 +193,8 @@ def _as_scalar(value: bool | int | float) -> np.generic:
     return np.uint32(value) if value < 1 << 32 else np.uint64(value)
 
 
-def _type_id(dtype: np.dtype[np.generic]) -> int:
+def array_type(dtype: np.dtype[np.generic]) -> int:
+    """Return GGUF's number for a type of numbers."""
     type_id = _TYPE_IDS.get(dtype.newbyteorder("<"))
     assert type_id is not None, f"GGUF has no type for {dtype}"
     return type_id

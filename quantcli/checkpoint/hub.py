@@ -40,7 +40,7 @@ from quantcli.checkpoint.hub_cache import (
     snapshot_path,
     write_ref,
 )
-from quantcli.checkpoint.quants import ModelFile
+from quantcli.checkpoint.quants import ModelFile, folder_files
 from quantcli.errors import DownloadError, ResourceError
 
 if TYPE_CHECKING:
@@ -52,13 +52,14 @@ _CHUNK = 1 << 20  # bytes between two steps of the progress
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The GGUF files of a repository at one commit."""
+    """A repository at one commit: its GGUF files, and those that make up a Hugging Face folder."""
 
     repo: str
     revision: str  # as asked for: branch, tag or commit
     commit: str
     files: tuple[ModelFile, ...]
     licence: str  # "" where the repository does not state one
+    folder: tuple[ModelFile, ...] = ()  # config.json first; none if it is no such folder
 
 
 def endpoint() -> str:
@@ -96,10 +97,12 @@ def list_files(repo: str, revision: str = "main", *, timeout_s: float = 10) -> L
                 digest=(sibling.lfs.sha256 if sibling.lfs else sibling.blob_id) or "",
             )
             for sibling in info.siblings or ()
-            if sibling.rfilename.lower().endswith(".gguf") and is_safe(sibling.rfilename)
+            if is_safe(sibling.rfilename)
         )
     licences = [tag[8:] for tag in info.tags or () if tag.startswith("license:")]
-    return Listing(repo, revision, str(info.sha), files, licences[0] if licences else "")
+    models = tuple(file for file in files if file.path.lower().endswith(".gguf"))
+    licence = licences[0] if licences else ""
+    return Listing(repo, revision, str(info.sha), models, licence, folder_files(files))
 
 
 def fetch(

@@ -11,6 +11,7 @@ Source: https://huggingface.co/docs/huggingface_hub/guides/manage-cache
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 from contextlib import suppress
@@ -85,6 +86,16 @@ def cached(repo: str, revision: str = "main") -> list[CachedFile]:
     Those of the commit that the revision last meant come first, then those of other commits;
     a revision that is itself a commit means that one alone.
     """
+    return [
+        _cached_file(repo, snapshot, path)
+        for snapshot in _snapshots(repo, revision)
+        for path in sorted(snapshot.rglob("*"))
+        if path.suffix.lower() == ".gguf" and path.is_file()
+    ]
+
+
+def _snapshots(repo: str, revision: str) -> list[Path]:
+    """Return the snapshots of a repository, that of the revision first; of a commit, it alone."""
     folder = repo_folder(repo)
     commit = revision
     with suppress(OSError):
@@ -93,12 +104,33 @@ def cached(repo: str, revision: str = "main") -> list[CachedFile]:
     if COMMIT.fullmatch(revision):
         snapshots = [path for path in snapshots if path.name == revision]
     snapshots.sort(key=lambda path: (path.name == commit, path.stat().st_mtime), reverse=True)
-    return [
-        _cached_file(repo, snapshot, path)
-        for snapshot in snapshots
-        for path in sorted(snapshot.rglob("*"))
-        if path.suffix.lower() == ".gguf" and path.is_file()
-    ]
+    return snapshots
+
+
+def cached_folder(repo: str, revision: str = "main") -> Path | None:
+    """Return a snapshot that is a whole Hugging Face folder, or None; the revision's own first."""
+    return next((path for path in _snapshots(repo, revision) if _is_whole_folder(path)), None)
+
+
+def cached_parts(folder: Path) -> list[CachedFile]:
+    """Return the files of a snapshot that is a Hugging Face folder."""
+    repo = folder.parent.parent.name.removeprefix("models--").replace("--", "/", 1)
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return [_cached_file(repo, folder, path) for path in files if path.suffix.lower() != ".gguf"]
+
+
+def _is_whole_folder(snapshot: Path) -> bool:
+    """Return whether a snapshot has a configuration and all the weights that its index names."""
+    if not (snapshot / "config.json").is_file():
+        return False
+    try:
+        index = json.loads((snapshot / "model.safetensors.index.json").read_text(encoding="utf-8"))
+        names = set(index["weight_map"].values())
+    except FileNotFoundError:
+        names = {"model.safetensors"}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return False
+    return all(isinstance(name, str) and (snapshot / name).is_file() for name in names)
 
 
 def link(blob: Path, pointer: Path) -> None:

@@ -26,7 +26,7 @@ class InstalledModel:
     """A downloaded model, whole, or what an interrupted download left (`where` says so)."""
 
     name: str  # a name that leads to it
-    paths: tuple[Path, ...]  # the shards, in order
+    paths: tuple[Path, ...]  # the shards, in order, or one Hugging Face folder
     nbytes: int
     where: str  # OWN_FOLDER, HUB_CACHE or PARTIAL
     last_used: float  # seconds since the epoch
@@ -71,6 +71,8 @@ def installed() -> list[InstalledModel]:
     ]
     for repo in hub_cache.cached_repos():
         found += hub_models(repo)
+        if folder := hub_cache.cached_folder(repo):
+            found.append(_folder(repo, folder))
     return sorted(found, key=lambda model: (model.name.lower(), model.where))
 
 
@@ -110,6 +112,8 @@ def is_meant(target: HubName, model: InstalledModel) -> bool:
         return target.file.lower() in (file.path.lower() for file in model.files)
     if target.quant is None:
         return True
+    if model.path.is_dir():
+        return False
     try:
         return bool(choose(model.files, repo=target.repo, quant=target.quant))
     except UsageError:
@@ -158,6 +162,9 @@ def delete(models: Iterable[InstalledModel]) -> int:
         elif model.where == OWN_FOLDER:
             freed += sum(home.delete(own) for own in home.stored() if own.path == model.path)
         else:
+            if model.path.is_dir():
+                cached += hub_cache.cached_parts(model.path)
+                continue
             # Every snapshot that holds the model: else an older one would bring it back.
             paths = {file.path for file in model.files}
             cached += [file for file in hub_cache.cached(model.repo) if file.file.path in paths]
@@ -189,6 +196,20 @@ def _models_of(repo: str, snapshot: list[hub_cache.CachedFile]) -> list[Installe
             )
         )
     return found
+
+
+def _folder(repo: str, folder: Path) -> InstalledModel:
+    """Return a snapshot that is a Hugging Face folder as a model."""
+    parts = hub_cache.cached_parts(folder)
+    return InstalledModel(
+        name=repo,
+        paths=(folder,),
+        nbytes=sum(part.file.nbytes for part in parts),
+        where=HUB_CACHE,
+        last_used=max(part.last_used for part in parts),
+        repo=repo,
+        files=tuple(part.file for part in parts),
+    )
 
 
 def _row_name(repo: str, path: str) -> str:

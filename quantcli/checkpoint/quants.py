@@ -23,6 +23,12 @@ _QUANT = re.compile(
     r"(?=[.\-/]|$)",
     re.I,
 )
+# What makes up a Hugging Face folder, by name: weights, and what says how to use them.
+_FOLDER_FILE = re.compile(
+    r"model[\w.-]*\.safetensors|model\.safetensors\.index\.json|(generation_|quantize_|quant_)?config"
+    r"\.json|tokenizer(_config)?\.json|tokenizer\.model|(added_tokens|special_tokens_map|vocab)\.json"
+    r"|merges\.txt|chat_template\.(jinja|json)|additional_chat_templates/[\w.-]+\.jinja|README\.md"
+)
 _SHARD = re.compile(r"^(?P<base>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.gguf$", re.I)
 
 
@@ -41,6 +47,16 @@ FileSet = tuple[ModelFile, ...]  # the shards of one model, in order; most have 
 def is_model(path: str) -> bool:
     """Return whether a path names model weights, by its name alone."""
     return path.lower().endswith(".gguf") and not _NOT_A_MODEL.search(path)
+
+
+def folder_files(files: Iterable[ModelFile]) -> FileSet:
+    """Return the files of a Hugging Face folder, config.json first; none if it is not one."""
+    parts = (file for file in files if _FOLDER_FILE.fullmatch(file.path))
+    found = sorted(parts, key=lambda file: file.path)
+    first = [file for file in found if file.path == "config.json"]
+    if not first or not any(file.path.endswith(".safetensors") for file in found):
+        return ()
+    return (*first, *(file for file in found if file not in first))
 
 
 def quant_of(path: str) -> str | None:

@@ -44,8 +44,9 @@ class ModelRow:
     title: str
     arch: str
     licence: str
-    file: str  # file name, of the first shard if there are several
-    hub: HubSource
+    file: str = ""  # file name, of the first shard if there are several
+    hub: HubSource = HubSource("")
+    folder: str = ""  # a Hugging Face folder beside the rows, which comes with quantcli
     licence_url: str = ""
     aliases: tuple[str, ...] = ()
     nbytes: int = 0  # 0: not stated
@@ -88,12 +89,14 @@ def read_row(path: Path) -> ModelRow:
     """
     table = tomllib.loads(path.read_text(encoding="utf-8"))
     try:
-        hub = HubSource(**table.pop("hub"))
+        hub = HubSource(**table.pop("hub")) if "folder" not in table else HubSource("")
         wheels = tuple(WheelSource(**wheel) for wheel in table.pop("wheels", ()))
         aliases = tuple(cast("list[str]", table.pop("aliases", ())))
         row = ModelRow(name=path.stem, hub=hub, wheels=wheels, aliases=aliases, **table)
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path.name}: {error}") from error
+    if bool(row.folder) == bool(row.file):
+        raise ValueError(f"{path.name}: a model is either a file or a folder")
     if row.sha256 and not re.fullmatch("[0-9a-f]{64}", row.sha256):
         raise ValueError(f"{path.name}: sha256 is not 64 lowercase hexadecimal digits")
     if row.wheels and not (row.sha256 and row.nbytes):

@@ -23,8 +23,14 @@ from quantcli.checkpoint.inventory import (
     remove,
 )
 from quantcli.checkpoint.names import HubName, parse
-from quantcli.checkpoint.quants import DEFAULT_QUANTS, choose, choose_file, quant_of
-from quantcli.checkpoint.sources import ModelRow
+from quantcli.checkpoint.quants import (
+    DEFAULT_QUANTS,
+    choose,
+    choose_file,
+    file_sets,
+    quant_of,
+)
+from quantcli.checkpoint.sources import ModelRow, models_folder
 from quantcli.errors import DownloadError, UsageError
 
 __all__ = [
@@ -40,6 +46,7 @@ __all__ = [
     "pull",
     "remove",
     "resolve",
+    "resolve_folder",
 ]
 
 # How long the hub may take to say what it has: little where there is a mirror to turn to.
@@ -57,6 +64,8 @@ def resolve(
 ) -> Path:
     """Return the path of a model's first shard, downloading the model if it is not here.
 
+    A repository without GGUF files, but with those of a Hugging Face folder, gives that folder.
+
     name      a path, a known model, org/repo[:QUANT] or org/repo/file.gguf; see `names`
     progress  called with (what, bytes done, bytes in all) during a download
     offline   do not use the network; QUANTCLI_OFFLINE=1 and HF_HUB_OFFLINE=1 say the same
@@ -70,6 +79,36 @@ def resolve(
     if isinstance(target, Path):
         return target
     return _here(target) or _download(target, progress, offline, notify, pip)
+
+
+def resolve_folder(
+    name: str,
+    *,
+    progress: Progress | None = None,
+    offline: bool = False,
+    notify: Notify = lambda line: None,
+) -> Path:
+    """Return a Hugging Face folder, downloading it if it is not here; otherwise as `resolve`.
+
+    name   the path of a folder, org/repo, or a known model that comes as a folder
+
+    Raises UsageError for a name that means one GGUF file.
+    """
+    target = parse(name)
+    if isinstance(target, Path):
+        return target
+    if isinstance(target, ModelRow) and target.folder:
+        return models_folder() / target.folder
+    if isinstance(target, ModelRow) or target.quant or target.file:
+        raise UsageError(f"{name} means a GGUF file; give a Hugging Face folder, or org/repo.")
+    if here := hub_cache.cached_folder(target.repo, target.revision):
+        return here
+    if offline or hub.is_offline():
+        raise _not_here(target, "as asked" if offline else "because the environment says so")
+    listing = hub.list_files(target.repo, target.revision, timeout_s=_HUB_TIMEOUT_S)
+    if not listing.folder:
+        raise DownloadError(f"{target.repo} has no config.json with safetensors beside it.")
+    return _fetch_folder(listing, progress, notify)
 
 
 def pull(
@@ -96,6 +135,8 @@ def pull(
 def _here(target: ModelRow | HubName) -> Path | None:
     """Return where a model lies on this machine, or None; without the network."""
     if isinstance(target, ModelRow):
+        if target.folder:
+            return models_folder() / target.folder
         if target.sha256 and (model := home.stored_model(target.sha256)):
             home.mark_used(model)
             return model.path
@@ -103,6 +144,8 @@ def _here(target: ModelRow | HubName) -> Path | None:
     found = [m for m in hub_models(target.repo, target.revision) if is_meant(target, m)]
     if not (target.file or target.quant):
         # What else is here is not what the name means as long as the hub can be asked.
+        if not found and (folder := hub_cache.cached_folder(target.repo, target.revision)):
+            return folder
         found = [m for m in found if quant_of(m.files[0].path) == DEFAULT_QUANTS[0]]
     return found[0].path if found else None
 
@@ -139,6 +182,9 @@ def _not_here(target: ModelRow | HubName, why: str) -> DownloadError:
 
 def _download_hub_name(target: HubName, progress: Progress | None, notify: Notify) -> Path:
     listing = hub.list_files(target.repo, target.revision, timeout_s=_HUB_TIMEOUT_S)
+    is_plain = not (target.file or target.quant)
+    if is_plain and listing.folder and not file_sets(listing.files):
+        return _fetch_folder(listing, progress, notify)
     if target.file:
         files = choose_file(listing.files, repo=target.repo, path=target.file)
     else:
@@ -146,6 +192,12 @@ def _download_hub_name(target: HubName, progress: Progress | None, notify: Notif
     if listing.licence:
         notify(f"{target.repo} is licensed under {listing.licence}.")
     return hub.fetch(listing, files, progress=progress, notify=notify)
+
+
+def _fetch_folder(listing: hub.Listing, progress: Progress | None, notify: Notify) -> Path:
+    if listing.licence:
+        notify(f"{listing.repo} is licensed under {listing.licence}.")
+    return hub.fetch(listing, listing.folder, progress=progress, notify=notify).parent
 
 
 def download_row(

@@ -121,6 +121,14 @@ def folders() -> "dict[str, JsonValue]":
 
 
 def _kernel_state(folder: "Path") -> str:
+    import os
+
+    place = next(path for path in (folder, *folder.parents) if path.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        return (
+            f"cannot be kept: {place} is not a folder that may be written to, so every start "
+            "compiles; set QUANTCLI_CACHE_DIR"
+        )
     n_compiled = sum(1 for _ in folder.rglob("*.nbc")) if folder.is_dir() else 0
     if not n_compiled:
         return "empty; the first run compiles, once"

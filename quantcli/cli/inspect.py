@@ -279,7 +279,8 @@ def _shown(value: object) -> str:
         return str(value)
     first = [str(value[i]) for i in range(min(len(value), _MAX_SHOWN))]  # type: ignore[index]
     more = ", ..." if len(value) > _MAX_SHOWN else ""
-    return f"{len(value)} items: {', '.join(first)}{more}"
+    count = "1 item" if len(value) == 1 else f"{len(value)} items"
+    return f"{count}: {', '.join(first)}{more}"
 
 
 def _json_value(value: object) -> "JsonValue":

@@ -27,7 +27,7 @@ ModelArgument = Annotated[
     str | None,
     Argument(
         metavar="MODEL",
-        help="A name from the catalog, hf.co/org/repo:QUANT, or the path of a GGUF file.",
+        help="A name from the catalog, hf.co/org/repo:QUANT, a GGUF file or a Hugging Face folder.",
         show_default=False,
     ),
 ]

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from quantcli.cli.options import Json, ModelArgument, ModelOptions, OutputOptions, expand
+from quantcli.cli.options import (
+    BackendName,
+    Json,
+    ModelArgument,
+    ModelOptions,
+    OutputOptions,
+    expand,
+)
 from quantcli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,14 +29,25 @@ class RecipeOptions:
     """What becomes what; names are llama-quantize's where it has them."""
 
     type: Annotated[
-        str,
+        str | None,
         Option(
-            "-q",
             "--type",
             metavar="TYPE",
-            help="What to make of it: q4_k_m, Q5_K_S, q8_0, iq4_xs, bf16 and so on.",
+            help="What to make of it: q4_k_m, Q5_K_S, q8_0, iq4_xs, bf16 and so on. "
+            f"[{DEFAULT_TYPE}]",
         ),
-    ] = DEFAULT_TYPE
+    ] = None
+    bpw: Annotated[
+        float | None,
+        Option(
+            "--bpw",
+            min=0.5,
+            max=32.0,
+            metavar="X",
+            help="The best mix of formats of X bits per weight, in place of a type.",
+            show_default=False,
+        ),
+    ] = None
     tensor_type: Annotated[
         list[str] | None,
         Option(
@@ -78,17 +96,19 @@ class RecipeOptions:
         """Return the recipe. Raises UsageError or UnknownName for what cannot be."""
         from quantcli.errors import UnknownName
         from quantcli.quantize.fallback import POLICIES
-        from quantcli.quantize.mixes import mix
+        from quantcli.quantize.mixes import closest_mix, mix
         from quantcli.quantize.recipe import Override, Recipe, format_name
 
         policy = next((p for p in POLICIES if p == self.fallback), None)
         if policy is None:
             raise UnknownName("fallback policy", self.fallback, POLICIES)
         output, embedding = self.output_tensor_type, self.token_embedding_type
+        if self.bpw is not None and (self.type is not None or self.pure):
+            raise UsageError("--bpw chooses the formats itself; leave --type and --pure out.")
         if output and self.keep_output:
             raise UsageError("--keep-output and --output-tensor-type exclude each other.")
         return Recipe(
-            mix(self.type),
+            mix(self.type or (closest_mix(self.bpw) if self.bpw else DEFAULT_TYPE)),
             tuple(Override.parse(text) for text in self.tensor_type or ()),
             output=format_name(output) if output else None,
             embedding=format_name(embedding) if embedding else None,
@@ -96,6 +116,21 @@ class RecipeOptions:
             pure=self.pure,
             policy=policy,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class MethodOptions:
+    """How the codes are chosen, and from what."""
+
+    imatrix: Annotated[
+        Path | None,
+        Option(
+            "--imatrix",
+            metavar="FILE",
+            help="Weight errors by this importance matrix, of quantcli imatrix or llama-imatrix.",
+            show_default=False,
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +182,17 @@ class WriteOptions:
             show_default=False,
         ),
     ] = None
+    backend: BackendName = None
+
+    def chosen_backend(self) -> str:
+        """Return what computes the verification. Raises UnknownName."""
+        from quantcli.cli.options import BACKENDS
+        from quantcli.errors import UnknownName
+
+        name = self.backend or BACKENDS[0]
+        if name not in BACKENDS:
+            raise UnknownName("backend", name, BACKENDS)
+        return name
 
 
 @expand
@@ -155,6 +201,7 @@ def command(
     *,
     named: ModelOptions,
     what: RecipeOptions,
+    how: MethodOptions,
     write: WriteOptions,
     said: OutputOptions,
     as_json: Json = False,
@@ -166,9 +213,9 @@ def command(
     from quantcli.cli.quantize_run import Session
     from quantcli.cli.render import StatusLine
 
-    recipe = what.recipe()
+    what.recipe()  # before anything slow begins
     status = StatusLine(verbose=said.verbose, quiet=said.quiet)
-    with Session(named.choose(model), recipe, write, status) as session:
+    with Session(named.choose(model), what, how, write, status) as session:
         if write.dry_run:
             session.show_plan(as_json=as_json)
             return

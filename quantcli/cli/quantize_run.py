@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -20,17 +21,20 @@ from quantcli.errors import QuantcliError, UsageError
 from quantcli.evaluate.output_file import check_free, draft
 from quantcli.evaluate.peak_memory import PeakMemory
 from quantcli.quantize import estimate, verify
+from quantcli.quantize.bpw import best_formats
 from quantcli.quantize.job import Job, Settings, prepare
+from quantcli.quantize.method import method
+from quantcli.quantize.mixes import OUTPUT
 from quantcli.quantize.pipeline import run
 from quantcli.quantize.report import Report, page
 from quantcli.quantize.results import TensorResult
+from quantcli.quantize.sensitivity import Sensitivity
 from quantcli.runtime.memory import available_memory, peak_memory, size
 from quantcli.runtime.threads import default_threads
 
 if TYPE_CHECKING:
-    from quantcli.cli.quantize import WriteOptions
+    from quantcli.cli.quantize import MethodOptions, RecipeOptions, WriteOptions
     from quantcli.cli.render import StatusLine
-    from quantcli.quantize.recipe import Recipe
 
 T = TypeVar("T")
 
@@ -38,14 +42,24 @@ T = TypeVar("T")
 class Session:
     """One quantization, from its options to what is printed; a context manager."""
 
-    def __init__(self, model: str, recipe: Recipe, write: WriteOptions, status: StatusLine) -> None:
+    def __init__(
+        self,
+        model: str,
+        what: RecipeOptions,
+        how: MethodOptions,
+        write: WriteOptions,
+        status: StatusLine,
+    ) -> None:
         """Remember what is asked for; entering the block opens and checks."""
         self._model = model
-        self._recipe = recipe
+        self._what = what
+        self._how = how
         self._write = write
+        self._recipe = what.recipe()
         self._status = status
         self._stack = ExitStack()
         self._n_threads = write.threads or default_threads()
+        self._backend = write.chosen_backend()
         self._report: Report | None = None
         self._job: Job
         self._path: Path
@@ -59,16 +73,44 @@ class Session:
             self._status.clear()
             for note in checkpoint.notes:
                 self._status.warn(note)
-            self._path = self._write.output or default_output(
-                self._model, checkpoint, self._recipe.mix.name
-            )
+            self._path = self._write.output or default_output(self._model, checkpoint, self._label)
             self._check_paths(checkpoint)
-            settings = Settings(self._recipe, allow_requantize=self._write.allow_requantize)
-            self._job = prepare(checkpoint, settings)
-            require_room(self._path, self._job.nbytes)
+            chosen = method(
+                checkpoint,
+                self._recipe,
+                imatrix_path=self._how.imatrix,
+                allow_requantize=self._write.allow_requantize,
+            )
+            for line in chosen.remarks:
+                self._status.warn(line)
             self._worker = stack.enter_context(Worker())
+            self._job = self._prepared(checkpoint, chosen.settings)
+            require_room(self._path, self._job.nbytes)
             self._stack = stack.pop_all()
         return self
+
+    @property
+    def _label(self) -> str:
+        """What the user calls the result: a type, or a number of bits."""
+        return f"{self._what.bpw:g}bpw" if self._what.bpw else self._recipe.mix.name
+
+    def _prepared(self, checkpoint: Checkpoint, settings: Settings) -> Job:
+        """Return the job, with the best formats of a size where that is asked for."""
+        job = prepare(checkpoint, settings)
+        bits = self._what.bpw
+        if bits is None:
+            return job
+        allocation = self._call(
+            lambda progress: best_formats(
+                job,
+                bits,
+                Sensitivity(job.hyper.n_layers, OUTPUT not in checkpoint.tensors),
+                n_threads=self._n_threads,
+                progress=progress,
+            )
+        )
+        recipe = replace(settings.recipe, exact=allocation.formats)
+        return prepare(checkpoint, replace(settings, recipe=recipe))
 
     def __exit__(
         self,
@@ -112,7 +154,7 @@ class Session:
             model=job.checkpoint.paths[0].stem,
             output=str(self._path),
             method=job.settings.method,
-            type=self._recipe.mix.name,
+            type=self._label,
             calibration={},
             results=results,
             source_nbytes=job.checkpoint.nbytes,
@@ -155,14 +197,19 @@ class Session:
 
     def _verify(self) -> verify.Verification | None:
         """Return what verification shows, None with a warning where it cannot be done."""
-        job, path, n_threads = self._job, self._path, self._n_threads
+        job, path = self._job, self._path
         try:
-            return self._call(
-                lambda progress: verify.measure(job, path, n_threads=n_threads, progress=progress)
-            )
+            return self._call(partial(self._measure, job, path))
         except QuantcliError as error:
             self._status.warn(f"{path} is whole, but could not be measured: {error}")
             return None
+
+    def _measure(
+        self, job: Job, path: Path, progress: Callable[[str, int, int], None]
+    ) -> verify.Verification:
+        return verify.measure(
+            job, path, n_threads=self._n_threads, backend=self._backend, progress=progress
+        )
 
     def _call(self, function: Callable[[Callable[[str, int, int], None]], T]) -> T:
         """Run a function on the worker, its progress on the status line."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
+from quantcli.engine.leviathan import Guess
 from quantcli.engine.request import Event, FinishReason, Logprobs, Request, Stats
 from quantcli.engine.sampling import F32, U32, Sampler
 from quantcli.engine.scheduler import Job, Slice
 from quantcli.engine.stop import StopStrings
-from quantcli.errors import QuantcliError
+from quantcli.errors import ModelError, QuantcliError
 
 
 class Stream(Protocol):
@@ -92,11 +96,13 @@ class Generation:
         self.job = job
         self.grammar = grammar
         self.counters = Counters()
+        self.guesses: list[Guess] = []  # the job's draft, if it was drawn at random
         self.n_prompt = len(job.tokens)
         self._sampler = sampler
         self._stream = stream
         self._stops = StopStrings(request.params.stop)
         self._ends = ends
+        self._pooled: npt.NDArray[np.float64] | None = None
         self._submitted = time.perf_counter()
         wants_prompt = request.params.n_prompt_logprobs is not None and choice == 0
         self._prompt: list[Logprobs | None] | None = (
@@ -106,10 +112,14 @@ class Generation:
             sampler.accept(token)
 
     @property
-    def n_left(self) -> int | None:
-        """Tokens that may still be chosen, None for any number."""
-        limit = self.request.params.max_tokens
-        return None if limit is None else limit - self.counters.n_generated
+    def n_draftable(self) -> int:
+        """Tokens that may be drafted: one more than these can be chosen and kept."""
+        return self.job.n_slots - len(self.job.tokens) if self.request.is_speculated else 0
+
+    @property
+    def seed(self) -> int:
+        """The seed of this choice."""
+        return self._sampler.seed
 
     def start(self, now: float) -> bool:
         """Note that a step begins that computes for this choice; return whether it is the first."""
@@ -131,23 +141,48 @@ class Generation:
         self.add_time(step_start)
         job = self.job
         draft, n_right = list(job.draft), 0
+        self.counters.n_drafted += len(draft)
         events: list[Event] = []
         try:
             for position, row in enumerate(rows, piece.first_output):
                 if position < len(job.tokens) - 1:
                     self._note_prompt(row, position)
                     continue
-                events.append(self._next(row, n_slots))
                 guess = draft[n_right] if n_right < len(draft) else None
+                events.append(self._next(row, n_slots, guess))
                 if events[-1].finish is not None or events[-1].token != guess:
                     break
                 n_right += 1
         except QuantcliError as error:
             events.append(self.end(FinishReason.ERROR, error))
-        self.counters.n_drafted += len(draft)
-        self.counters.n_accepted += n_right
         job.accept(n_right)
+        self.guesses.clear()
         return events
+
+    def pool(self, piece: Slice, states: F32, step_start: float) -> Event | None:
+        """Take the hidden states f32 (n, d_model) of a slice's rows; return the embedding's event.
+
+        None while states are missing. Sums go row by row, so that chunks make no difference.
+        """
+        self.add_time(step_start)
+        if self._pooled is None:
+            self._pooled = np.zeros(states.shape[1], np.float64)
+        if self.request.pooling == "last":
+            self._pooled[:] = states[-1] if piece.is_last else 0.0
+        else:
+            for row in states:
+                self._pooled += row
+        if not piece.is_last:
+            return None
+        if not np.isfinite(self._pooled).all():
+            error = ModelError(
+                f"request {self.number}: the embedding is not finite. The model file is damaged; "
+                "try another file of the same model."
+            )
+            return self.end(FinishReason.ERROR, error)
+        n = self.n_prompt if self.request.pooling == "mean" else 1
+        embedding = tuple((self._pooled / n).tolist())
+        return replace(self.end(FinishReason.LENGTH), embedding=embedding)
 
     def end(self, finish: FinishReason, error: BaseException | None = None) -> Event:
         """Return the last event, for an end that has nothing to do with a token."""
@@ -170,13 +205,17 @@ class Generation:
         else:
             self.counters.decode_s += seconds
 
-    def _next(self, row: F32, n_slots: int) -> Event:
-        """Choose the next token from its logits f32 (n_tokens,)."""
+    def _next(self, row: F32, n_slots: int, guess: int | None) -> Event:
+        """Choose the next token from its logits f32 (n_tokens,), which was guessed or not."""
         if self.request.params.max_tokens == 0:
             self._sampler.check(row, self._where)
             return self.end(FinishReason.LENGTH)
         allowed = None if self.grammar is None else self.grammar.allowed()
-        token = self._sampler.choose(row, self._where, allowed)
+        if guess is not None and self.guesses:
+            token = self._sampler.settle(row, self.guesses.pop(0), self._where, allowed)
+        else:
+            token = self._sampler.choose(row, self._where, allowed)
+        self.counters.n_accepted += token == guess
         return self._event(row, token, n_slots)
 
     def _event(self, row: F32, token: int, n_slots: int) -> Event:

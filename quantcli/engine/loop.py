@@ -15,14 +15,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Protocol
 
-from quantcli.engine.generation import Generation, Grammar
+from quantcli.engine.draft_model import DraftModel
+from quantcli.engine.drafting import Drafting
+from quantcli.engine.generation import Generation
+from quantcli.engine.grammar import Grammars
 from quantcli.engine.options import EngineOptions, EngineStatus, Totals
 from quantcli.engine.pace import Pace
 from quantcli.engine.request import Event, FinishReason, Request
 from quantcli.engine.sampling import F32, Chooser
 from quantcli.engine.scheduler import Scheduler, Slice
 from quantcli.engine.submission import Submissions
-from quantcli.errors import Cancelled, ModelError, QueueFull, UsageError
+from quantcli.errors import Cancelled, ModelError, QueueFull
 from quantcli.kvcache import Copy, KVCache
 from quantcli.runtime.step import Batch
 from quantcli.text import Tokenizer
@@ -43,6 +46,10 @@ class Model(Protocol):
         """Compute a step; return logits f32 (len(batch.outputs), n_vocab), valid until the next."""
         ...
 
+    def hidden(self, batch: Batch) -> F32:
+        """Compute a step; return hidden states f32 (len(batch.outputs), d_model)."""
+        ...
+
     def copy_slots(self, copies: list[Copy]) -> None:
         """Copy slots between pages of the cache, in order."""
         ...
@@ -50,10 +57,6 @@ class Model(Protocol):
     def cancel(self) -> None:
         """Make a forward that is running raise Cancelled soon; any thread may call it."""
         ...
-
-
-def _no_grammar(spec: object) -> Grammar:
-    raise UsageError(f"{spec}: grammars are not there yet.")
 
 
 class Engine:
@@ -69,12 +72,15 @@ class Engine:
         tokenizer: Tokenizer,
         *,
         options: EngineOptions | None = None,
+        draft: Model | None = None,
         sampler: str = "compiled",
         progress: Progress | None = None,
     ) -> None:
         """Start without requests.
 
         options    how requests share the engine
+        draft      a small model of the same vocabulary (`check_vocabularies`) that guesses tokens;
+                   its cache is the engine's alone
         sampler    "compiled", or "reference" for the sampling chain as it is written down
         progress   called with what is being done, how much is done and of how much
         """
@@ -90,7 +96,7 @@ class Engine:
             Chooser(self._n_tokens, sampler),
             context=model.context,
             n_slots=self._n_slots,
-            grammar=_no_grammar,
+            grammar=Grammars(tokenizer, self._n_tokens).matcher,
         )
         self._max_jobs = min(model.max_rows, model.kv.n_pages, options.max_jobs or model.max_rows)
         self._scheduler = Scheduler(
@@ -101,6 +107,8 @@ class Engine:
             overcommit=options.overcommit,
         )
         self._pace = Pace()
+        drafter = DraftModel(draft, self._n_tokens, sampler=sampler) if draft else None
+        self._drafting = Drafting(self._pace, options, model.max_rows, drafter)
         self._totals = Totals()
         self._open: dict[int, Generation] = {}  # by the number of their job
         self._lock = threading.Lock()  # of the next three
@@ -151,6 +159,7 @@ class Engine:
         start = time.perf_counter()
         events, self._unclaimed = self._unclaimed, []
         events += self._take_in()
+        self._draft()
         if batch := self._scheduler.next_batch(self._n_prompt_rows()):
             events += self._run(batch, start)
         self._totals.busy_s += time.perf_counter() - start
@@ -206,6 +215,12 @@ class Engine:
                 self._close(ended)
         return events
 
+    def _draft(self) -> None:
+        """Give drafts to those that generate, unless prompts fill the step."""
+        running = self._scheduler.running
+        if all(job.n_missing == 1 for job in running):
+            self._drafting.prepare([self._open[job.number] for job in running], len(running))
+
     def _n_prompt_rows(self) -> int | None:
         target_s = self.options.target_s
         if target_s is None:
@@ -221,12 +236,15 @@ class Engine:
                 self._totals.n_reused += piece.job.n_reused
         try:
             try:
-                logits = self._forward(batch)
+                rows = self._compute(batch)
             except Cancelled:  # nothing has changed: what is still wanted is computed once more
                 return self._take_in()
             self._scheduler.advance(batch)
             events = self._take_in()  # of a request that was cancelled, nothing more is wanted
-            events += self._choose(batch, logits, start)
+            for piece, part in zip(batch, rows, strict=True):
+                if generation := self._open.get(piece.job.number):
+                    take = self._pool if generation.request.pooling else self._take
+                    events += take(generation, piece, part, start)
         except BaseException:
             # Whatever it was: the cache may hold half a step of these.
             for piece in batch:
@@ -235,50 +253,41 @@ class Engine:
             raise
         return events
 
-    def _forward(self, batch: list[Slice]) -> F32:
+    def _compute(self, batch: list[Slice]) -> list[F32]:
+        """Return the logits, or hidden states, of each slice's rows that are wanted."""
         if copies := self._scheduler.take_copies():
             self._model.copy_slots(copies)
-        step = Batch([], [], [], [])
-        for job, start, stop, first_output, _ in batch:
-            step.tokens.extend((job.tokens + job.draft if job.draft else job.tokens)[start:stop])
-            step.positions.extend(range(start, stop))
-            step.sequences.extend([job.seq] * (stop - start))
-            n = len(step.tokens)
-            step.outputs.extend(range(n - (stop - first_output), n))
-        self._computing = frozenset(self._open[piece.job.number].number for piece in batch)
-        start_s = time.perf_counter()
+        generations = [self._open[piece.job.number] for piece in batch]
+        pooling = [bool(generation.request.pooling) for generation in generations]
+        self._computing = frozenset(generation.number for generation in generations)
+        found: dict[Slice, F32] = {}
+        start = time.perf_counter()
         try:
-            logits = self._model.forward(step)
+            # Logits last: they are valid until the next call.
+            for is_pooled, compute in ((True, self._model.hidden), (False, self._model.forward)):
+                some = [piece for piece, p in zip(batch, pooling, strict=True) if p == is_pooled]
+                if some:
+                    found |= _divided(some, compute(_rows_of(some)))
         finally:
             self._computing = frozenset()
-        seconds = time.perf_counter() - start_s
-        self._pace.note(len(step.tokens), seconds)
+        seconds = time.perf_counter() - start
+        n_rows = sum(piece.stop - piece.start for piece in batch)
+        self._pace.note(n_rows, seconds)
         self._totals.n_steps += 1
-        self._totals.n_computed += len(step.tokens)
+        self._totals.n_computed += n_rows
         self._totals.step_s += seconds
-        return logits
-
-    def _choose(self, batch: list[Slice], logits: F32, step_start: float) -> list[Event]:
-        """Return the events of the choices whose next tokens can be chosen."""
-        events = []
-        row = 0
-        for piece in batch:
-            n_rows = piece.stop - piece.first_output
-            generation = self._open.get(piece.job.number)
-            if generation is not None:
-                rows = logits[row : row + n_rows, : self._n_tokens]
-                events += self._take(generation, piece, rows, step_start)
-            row += n_rows
-        return events
+        return [found[piece] for piece in batch]
 
     def _take(
-        self, generation: Generation, piece: Slice, rows: F32, step_start: float
+        self, generation: Generation, piece: Slice, logits: F32, step_start: float
     ) -> list[Event]:
         """Choose a choice's next tokens; make room for them, or end it."""
         counters, totals = generation.counters, self._totals
         totals.n_drafted += len(piece.job.draft)
         n_generated, n_accepted = counters.n_generated, counters.n_accepted
+        rows = logits[:, : self._n_tokens]
         events = generation.take(piece, rows, self._n_slots, step_start)
+        self._drafting.learn(generation)
         totals.n_generated += counters.n_generated - n_generated
         totals.n_accepted += counters.n_accepted - n_accepted
         if events and events[-1].finish is not None:
@@ -290,6 +299,39 @@ class Engine:
             generation.counters.n_shifts += 1
         return events
 
+    def _pool(
+        self, generation: Generation, piece: Slice, states: F32, step_start: float
+    ) -> list[Event]:
+        """Take hidden states to an embedding; return its only event when it is complete."""
+        event = generation.pool(piece, states, step_start)
+        if event is None:
+            return []
+        self._close(generation)
+        return [event]
+
     def _close(self, generation: Generation, *, is_sound: bool = True) -> None:
         del self._open[generation.job.number]
+        self._drafting.forget(generation.job.number)
         self._scheduler.remove(generation.job, is_sound=is_sound)
+
+
+def _rows_of(batch: list[Slice]) -> Batch:
+    """Return slices as the rows of a step."""
+    step = Batch([], [], [], [])
+    for job, start, stop, first_output, _ in batch:
+        step.tokens.extend((job.tokens + job.draft if job.draft else job.tokens)[start:stop])
+        step.positions.extend(range(start, stop))
+        step.sequences.extend([job.seq] * (stop - start))
+        n = len(step.tokens)
+        step.outputs.extend(range(n - (stop - first_output), n))
+    return step
+
+
+def _divided(batch: list[Slice], rows: F32) -> dict[Slice, F32]:
+    """Return each slice's part of a step's output rows."""
+    parts, start = {}, 0
+    for piece in batch:
+        stop = start + piece.stop - piece.first_output
+        parts[piece] = rows[start:stop]
+        start = stop
+    return parts

@@ -21,8 +21,12 @@ class EngineOptions:
     prefix_caching  keep the pages of prompts and answers for others that begin the same
     overcommit      slots promised to running requests, as a multiple of the cache; above 1 some
                     may have to make room and be computed again
-    spec            "ngram": draft what followed the last tokens when they occurred before
+    spec            "ngram": draft what followed the last tokens when they occurred before;
+                    "none": draft only what a grammar forces
     max_draft       most tokens drafted at a time
+    draft_sampling  a draft model draws its tokens as the request does, instead of taking the
+                    likeliest. More of them are right where the model is unsure; but the answer is
+                    then only as likely as without a draft model, not the same
 
     Raises UsageError for a value out of range.
     """
@@ -34,6 +38,7 @@ class EngineOptions:
     overcommit: float = 1.0
     spec: str = "none"
     max_draft: int = 8
+    draft_sampling: bool = False
 
     def __post_init__(self) -> None:
         """Check every value."""

@@ -260,6 +260,8 @@ class Request:
         _check_int("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
         if self.n > 1 and self.session is not None:
             raise UsageError(f"a session has one answer a turn; n is {self.n}. Use n = 1.")
+        if self.pooling is not None and (self.n > 1 or self.context_shift):
+            raise UsageError("an embedding is one, and of a prompt that fits: n = 1, no shift.")
         if self.pooling is not None and self.pooling not in POOLINGS:
             raise UsageError(f"unknown pooling {self.pooling!r}. Known: {', '.join(POOLINGS)}.")
 

@@ -13,16 +13,21 @@ def _mix(z: int) -> int:
     return z ^ (z >> 31)
 
 
-def bits(seed: int, index: int) -> int:
+def bits(seed: int, index: int, stream: int = 0) -> int:
     """Return 64 random bits: element `index` of SplitMix64's stream for a scrambled seed.
+
+    stream   one of many streams of the same seed that have nothing to do with each other
 
     Scrambling keeps the streams of neighbouring seeds apart: unscrambled, the stream of
     seed + golden is the stream of seed one step later.
     Source: Steele, Lea and Flood, Fast splittable pseudorandom number generators, OOPSLA 2014.
     """
-    return _mix((_mix(seed & _MASK) + (index + 1) * _GOLDEN) & _MASK)
+    start = _mix(seed & _MASK)
+    if stream:
+        start = _mix(start ^ _mix(stream))
+    return _mix((start + (index + 1) * _GOLDEN) & _MASK)
 
 
-def uniform(seed: int, index: int) -> float:
+def uniform(seed: int, index: int, stream: int = 0) -> float:
     """Return a number in [0, 1), a multiple of 2**-53."""
-    return (bits(seed, index) >> 11) * 2.0**-53
+    return (bits(seed, index, stream) >> 11) * 2.0**-53

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantcli.engine import rng
+from quantcli.engine.leviathan import ACCEPT_STREAM, REST_STREAM, Guess, settle
 from quantcli.engine.request import Logprobs, SamplingParams
 from quantcli.errors import ModelError, UnknownName, UsageError
 from quantcli.kernels import sampling as kernel
@@ -317,6 +318,17 @@ class Sampler:
         if self._chooser.choose(adjusted, self.params, self._packed, 0.0) < 0:
             raise _refusal(row, adjusted, where)
         return self._chooser.weigh(adjusted, self.params, self._packed)
+
+    def settle(self, row: F32, guess: Guess, where: str = "", allowed: U32 | None = None) -> int:
+        """Choose the next token, the guess if its own odds and the row's agree; see `leviathan`.
+
+        Raises what `choose` raises.
+        """
+        ids, weights = self.weigh(row, where, allowed)
+        u_accept = rng.uniform(self.seed, self.n_chosen, ACCEPT_STREAM)
+        u_rest = rng.uniform(self.seed, self.n_chosen, REST_STREAM)
+        self.n_chosen += 1
+        return settle(guess, ids, weights, u_accept, u_rest)
 
     def logprobs(self, row: F32, token: int, n: int) -> Logprobs:
         """Return log-probabilities of a row that `choose` took, before biases and penalties."""

@@ -18,6 +18,10 @@ from quantcli.text.stream import TextStream
 _SEEDS = 2**64
 
 
+def _wants_all_rows(request: Request) -> bool:
+    return request.pooling == "mean" or request.params.n_prompt_logprobs is not None
+
+
 class Submissions:
     """Checks requests and makes their choices. Any thread may submit."""
 
@@ -98,7 +102,7 @@ class Submissions:
             n_slots,
             priority=request.priority,
             salt=salt,
-            all_logits=params.n_prompt_logprobs is not None and choice == 0,
+            all_logits=choice == 0 and _wants_all_rows(request),
         )
         stream = TextStream(self._tokenizer)
         return Generation(

@@ -92,7 +92,10 @@ class MatrixResult:
 
 
 class Quantizer(Protocol):
-    """Chooses a matrix's codes. The object named QUANTIZER of a module in the catalog."""
+    """Chooses a matrix's codes. The object named QUANTIZER of a module in the catalog.
+
+    Its repr tells every option that decides what it writes: a run is resumed only with the same.
+    """
 
     name: str
     needs: Needs
@@ -147,6 +150,7 @@ class Fold(Protocol):
     """Rewrites a layer's weights so that it computes the same and quantizes better (AWQ).
 
     The object named QUANTIZER of a module in the catalog, where it has `fold` and no `quantize`.
+    Its repr tells its options, as a quantizer's does.
     """
 
     name: str

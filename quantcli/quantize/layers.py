@@ -61,6 +61,7 @@ class CalibratedLayer:
 
     ops      its ops, in plan order
     later    ops of the layers behind it
+    entry    what flows into it; None once a matrix was put
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class CalibratedLayer:
         self._groups = groups_of(self.ops)
         self.groups = tuple(group.names for group in self._groups)
         self._put: dict[str, QTensor] = {}
-        self._entry: Values | None = entry
+        self.entry: Values | None = entry
         self._held, self._at = entry, 0  # what flows into op `at`
         self._known: dict[Buffer, Statistics] = {}
 
@@ -95,7 +96,7 @@ class CalibratedLayer:
         assert name not in self._put, (name, "was put before")
         if self._at > group.start:
             self._rewind()
-        self._entry = None
+        self.entry = None
         self._put[name] = tensor
         self.weights.pop(name, None)
         if all(other in self._put for other in group.names):
@@ -114,7 +115,7 @@ class CalibratedLayer:
     def finish(self) -> Values:
         """Run the tokens to the end of the layer and return what flows into the next."""
         values = self._hold(len(self.ops), self._at, self._held)
-        self._held, self._entry = {}, None
+        self._held, self.entry = {}, None
         self._known.clear()
         return values
 
@@ -123,8 +124,8 @@ class CalibratedLayer:
         return next(group for group in self._groups if name in group.names)
 
     def _rewind(self) -> None:
-        assert self._entry is not None, "nothing before what was put can be computed again"
-        self._held, self._at = self._entry, 0
+        assert self.entry is not None, "nothing before what was put can be computed again"
+        self._held, self._at = self.entry, 0
 
     def _collect(self, group: Group) -> Statistics:
         """Run the tokens to a group's input and add its moments up; hold them where it pays."""
@@ -283,9 +284,15 @@ class Walk:
             self._advance()
 
     def state(self) -> State:
-        """Finish the layer at hand and return what enters the next: f32 (n_tokens, width) each."""
-        self._advance()
-        return {buffer.name: array for buffer, array in self._values.items()}
+        """Return what enters the layer at hand, or the next one once matrices were put.
+
+        f32 (n_tokens, width) by name of the buffer.
+        """
+        entry = self._current.entry if self._current is not None else None
+        if entry is None:
+            self._advance()
+            entry = self._values
+        return {buffer.name: array for buffer, array in entry.items()}
 
     def restore(self, state: State, next_layer: int) -> None:
         """Go on with a layer, from the state stored after the one before it."""

@@ -271,6 +271,16 @@ def mix(name: str) -> Mix:
     return found
 
 
+def closest_mix(bits_per_weight: float) -> str:
+    """Return the file type whose main format is closest in size, as a label for other mixes."""
+    from quantcli import formats
+
+    def distance(row: Mix) -> float:
+        return abs(formats.get(row.default).bits_per_weight - bits_per_weight)
+
+    return min(MIXES, key=distance).name
+
+
 def uniform(format_name: str, like: Mix) -> Mix:
     """Return a mix's namesake of one format everywhere, for --pure."""
     return replace(like, default=format_name, rules=(), output=format_name, embedding=None)

@@ -15,6 +15,9 @@ class Plain:
     name = "plain"
     needs: Needs = "nothing"
 
+    def __repr__(self) -> str:
+        return self.name
+
     def quantize(self, job: MatrixJob) -> MatrixResult:
         """Return the matrix in the job's format, and the weighted error of that."""
         began = time.perf_counter()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -73,6 +74,7 @@ def measure(
     *,
     n_threads: int,
     n_chunks: int = N_CHUNKS,
+    backend: str = "compiled",
     progress: Progress | None = None,
 ) -> Verification:
     """Measure a file against its source on text that no calibration has seen.
@@ -86,15 +88,12 @@ def measure(
         bos = tokenizer.bos if tokenizer.add_bos else None
         tokens = tokenizer.encode(text.content)
         chunks = cut(tokens, how, bos, n_chunks=n_chunks, source=text.name)
-        context = how.context + 16
-        with _loaded(written, context, n_threads, progress) as model:
+        context = min(how.context + _N_SAMPLE, job.hyper.context)
+        options = _Load(context, n_threads, backend)
+        with _loaded(written, options, progress) as model:
             note, found = "", None
-            try:
-                base_fits = size_model(job.checkpoint, context=context).memory.fits
-            except ResourceError:
-                base_fits = False
-            if base_fits:
-                with _loaded(job.checkpoint, context, n_threads, progress) as base:
+            if _fits(job.checkpoint, context):
+                with _loaded(job.checkpoint, options, progress) as base:
                     found = _diverge(job, base, model, chunks, progress)
                 ppl = found.perplexity
             else:
@@ -122,7 +121,7 @@ def sample(model: Model, tokenizer: Tokenizer, n_tokens: int = _N_SAMPLE) -> str
     while len(written) < n_tokens:
         start = len(prompt) + len(written) - len(step)
         rows = predictions(model, step, start=start, first=len(step) - 1)
-        logits = next(iter(rows))[1][-1]
+        (logits,) = [slab[-1].copy() for _, slab in rows]
         if not np.isfinite(logits).any():
             raise ModelError("the file's logits are not finite: quantizing has damaged the model.")
         token = int(logits.argmax())
@@ -141,11 +140,23 @@ def _diverge(
     return divergence.summarize(divergence.Positions.join(parts), is_exact=True)
 
 
+def _fits(checkpoint: Checkpoint, context: int) -> bool:
+    """Return whether a model can be loaded beside what is in memory now."""
+    try:
+        return size_model(checkpoint, context=context).memory.fits
+    except ResourceError:
+        return False
+
+
+class _Load(NamedTuple):
+    context: int
+    n_threads: int
+    backend: str
+
+
 @contextmanager
-def _loaded(
-    checkpoint: Checkpoint, context: int, n_threads: int, progress: Progress | None
-) -> Iterator[Model]:
-    model = Model.load(checkpoint, context=context, n_threads=n_threads, progress=progress)
+def _loaded(checkpoint: Checkpoint, options: _Load, progress: Progress | None) -> Iterator[Model]:
+    model = Model.load(checkpoint, **options._asdict(), progress=progress)
     try:
         yield model
     finally:

@@ -15,6 +15,7 @@ from quantcli.kernels.jit import OpKernel
 from quantcli.kvcache import Copy, KVCache
 from quantcli.plan import OUTPUTS, TOKENS, Plan, Rope
 from quantcli.runtime.executor import Executor
+from quantcli.runtime.hidden import final_norm, normalized
 from quantcli.runtime.kv_storage import KvStorage, PageTables
 from quantcli.runtime.lower import Lowering, Sources
 from quantcli.runtime.oplist import OpList
@@ -111,6 +112,20 @@ class CompiledBackend:
     def copy_slots(self, copies: list[Copy]) -> None:
         """Copy slots between pages of the KV cache."""
         self._kv.copy(copies)
+
+    def hidden(self, batch: Batch) -> F32:
+        """Return f32 (len(batch.outputs), width), the states after the final norm."""
+        norm = final_norm(self._lowering.plan)
+        source = norm.inputs[0]
+        region = self._lowering.placed[source]
+        self._run_trunk(batch)
+        rows = np.empty((len(batch.outputs), source.width), np.float32)
+        start = 0
+        # The head computes logits as well, from these rows; they are left as they were.
+        for part in self._heads(batch.outputs):
+            rows[start : start + len(part)] = region.array[: len(part), : source.width]
+            start += len(part)
+        return normalized(rows, norm, self._weights.vectors)
 
     def run_op(self, kernel: OpKernel, args: np.ndarray) -> None:
         """Run a kernel on the threads that compute the model."""

@@ -114,7 +114,8 @@ class Lowering(AttentionLowerer, ProductLowerer):
         """Point into the source where the part needs no padding of its own, else copy it."""
         source, start = self.regions[op.inputs[0]], int(op.number("start"))
         if source.can_part(op.output.width):
-            self.regions[op.output] = source.part(start, op.output.width)
+            part = source.part(start, op.output.width)
+            self.regions[op.output] = self.placed[op.output] = part
             return
         a = self._lower_rows(op, elementwise.cut, op.inputs[0], is_in_place=False)
         a["x"] += 4 * start

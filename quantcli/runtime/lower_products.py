@@ -49,7 +49,7 @@ class ProductLowerer(Lowerer):
         in_place = residual in self.regions and self.uses[residual] == 1
         if in_place and add and residual:
             out = self.place(op.output, like=residual)
-            self.regions[add.output] = out
+            self.regions[add.output] = self.placed[add.output] = out
             self.done.add(add.output)
         else:
             out = self.place(op.output)

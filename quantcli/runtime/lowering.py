@@ -47,6 +47,7 @@ class Lowerer:
         self.ops = self.trunk
         self.staging = Staging(sources.n_threads, max_rows, sources.step)
         self.regions: dict[Buffer, Region] = {}
+        self.placed: dict[Buffer, Region] = {}  # every buffer, if only for a while
         self.uses = {buffer: 0 for buffer in self.fusion.producers}
         self.done: set[Buffer] = set()
         for op in plan.ops:
@@ -74,7 +75,7 @@ class Lowerer:
     def place(self, buffer: Buffer, like: Buffer | None = None) -> Region:
         """Give a buffer a region: its own, or that of one which nothing else reads any more."""
         region = self.regions[like] if like else self.pool.take(buffer)
-        self.regions[buffer] = region
+        self.regions[buffer] = self.placed[buffer] = region
         return region
 
     def vector(self, name: str) -> int:

@@ -40,6 +40,10 @@ class Backend(Protocol):
         """Copy slots between pages of the KV cache."""
         ...
 
+    def hidden(self, batch: Batch) -> F32:
+        """Return f32 (len(batch.outputs), width), the states after the final norm."""
+        ...
+
     def run_op(self, kernel: OpKernel, args: np.ndarray) -> None:
         """Run a kernel on the threads that compute the model."""
         ...
@@ -151,6 +155,17 @@ class Model:
         Only for a model whose sequences share pages.
         """
         self._backend.copy_slots(copies)
+
+    def hidden(self, batch: Batch) -> F32:
+        """Compute a step and return its output rows' last hidden states, after the final norm.
+
+        return   f32 (len(batch.outputs), width)
+
+        Raises what `forward` raises, and UnsupportedModel for a model that does not end in a norm
+        and an output matrix.
+        """
+        self._check(batch)
+        return self._backend.hidden(batch)
 
     def run_op(self, kernel: OpKernel, args: np.ndarray) -> None:
         """Run a kernel on the model's threads, which would get in the way of any others.

@@ -62,10 +62,13 @@ class ReferenceExecutor:
         positions: Sequence[int],
         sequences: Sequence[int],
         outputs: Sequence[int],
+        *,
+        until: Buffer | None = None,
     ) -> F32:
         """Run one step: a row for each token, at a position of a sequence.
 
         outputs  rows whose logits are wanted
+        until    stop at this buffer and return it instead
         return   f32 (len(outputs), n_vocab)
 
         A sequence's positions must follow what it holds, or overwrite its end after `truncate`.
@@ -88,6 +91,8 @@ class ReferenceExecutor:
                 step.index = index
                 inputs = [step.values[buffer] for buffer in op.inputs]
                 step.values[op.output] = _OPS[op.kind](step, op, *inputs)
+                if op.output == until:
+                    return step.values[op.output]
                 for buffer in self._dying[index]:
                     del step.values[buffer]
         return step.values[self.plan.logits]

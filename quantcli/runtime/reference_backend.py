@@ -10,6 +10,7 @@ from quantcli.checkpoint import Checkpoint
 from quantcli.formats import F32
 from quantcli.kernels.jit import OpKernel
 from quantcli.kvcache import Copy
+from quantcli.runtime.hidden import final_norm
 from quantcli.runtime.reference import ReferenceExecutor
 from quantcli.runtime.sizing import Sizing
 from quantcli.runtime.step import Batch
@@ -35,6 +36,16 @@ class ReferenceBackend:
     def copy_slots(self, copies: list[Copy]) -> None:
         """Refuse: keys and values lie by sequence here, not by page."""
         raise AssertionError(f"{copies} need a compiled model")
+
+    def hidden(self, batch: Batch) -> F32:
+        """Return f32 (len(batch.outputs), width), the states after the final norm."""
+        return self._executor.forward(
+            batch.tokens,
+            batch.positions,
+            batch.sequences,
+            batch.outputs,
+            until=final_norm(self._executor.plan).output,
+        )
 
     def run_op(self, kernel: OpKernel, args: np.ndarray) -> None:
         """Refuse: nothing compiled runs here."""

@@ -24,7 +24,12 @@ from quantcli.server.guard import Guard
 from quantcli.server.page import page
 from quantcli.server.replies import JsonReply, error_reply
 from quantcli.server.service import Service
-from quantcli.server.text_endpoints import apply_template, detokenize, tokenize
+from quantcli.server.text_endpoints import (
+    apply_template,
+    detokenize,
+    tokenize,
+    tokenizer_info,
+)
 
 _GONE = 499  # nginx's status for a client that left; only the log sees it
 
@@ -49,6 +54,7 @@ def create_app(service: Service) -> ASGIApp:
             Route(prefix + "/embeddings", embeddings, methods=["POST"]),
             Route(prefix + "/tokenize", tokenize, methods=["POST"]),
             Route(prefix + "/detokenize", detokenize, methods=["POST"]),
+            Route(prefix + "/tokenizer_info", tokenizer_info, methods=["GET"]),
             Route(prefix + "/apply-template", apply_template, methods=["POST"]),
         ]
     handlers = {HTTPException: _refused, QuantcliError: _refused, Exception: _refused}

@@ -23,6 +23,8 @@ from quantcli.server.settings import LOOPBACK, Settings
 
 # No secrets, no work: a page that asks for the key has to be there first.
 PUBLIC = frozenset({"/", "/health", "/v1/health"})
+HEADERS_NBYTES = 16 << 10
+_MOST_HEADERS = 100
 _WILDCARDS = frozenset({"0.0.0.0", "::", ""})
 
 
@@ -48,6 +50,7 @@ class Guard:
         request_id = scope["state"]["request_id"]
         origin = headers.get("origin")
         try:
+            _check_size(scope["headers"])
             self._check_host(headers)
             is_foreign = self._check_origin(origin, headers)
             if is_foreign and scope["method"] == "OPTIONS":
@@ -109,6 +112,17 @@ class Guard:
                 code="invalid_api_key",
             )
         return found
+
+
+def _check_size(headers: list[tuple[bytes, bytes]]) -> None:
+    """Raise RequestError for headers that are too many or too long."""
+    n_nbytes = sum(len(name) + len(value) for name, value in headers)
+    if n_nbytes > HEADERS_NBYTES or len(headers) > _MOST_HEADERS:
+        raise RequestError(
+            f"the headers are {len(headers)} of {n_nbytes} bytes; at most {_MOST_HEADERS} of "
+            f"{HEADERS_NBYTES} bytes are allowed.",
+            status=431,
+        )
 
 
 def host_name(host: str) -> str:

@@ -254,8 +254,9 @@ def check_length(served: Served, tokens: list[int], param: str) -> None:
     most = min(served.context, served.n_slots)
     if len(tokens) > most:
         raise RequestError(
-            f"the prompt has {len(tokens)} tokens, and the context {most}. Shorten the prompt, or "
-            "start the server with a larger --ctx.",
+            # Clients look for OpenAI's words, up to the number.
+            f"this model's maximum context length is {most} tokens, and the prompt has "
+            f"{len(tokens)}. Shorten it, or start the server with a larger --ctx.",
             param=param,
             code="context_length_exceeded",
             kind="exceed_context_size_error",

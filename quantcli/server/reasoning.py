@@ -23,11 +23,14 @@ class ReasoningSplit:
         """Start; `is_inside` if the prompt ends in <think>, so that the answer begins with one."""
         self._state = "think" if is_inside else "start"
         self._buffer = ""
+        self._has_thoughts = False  # so that line breaks belong to them
 
     def push(self, text: str) -> tuple[str, str]:
         """Take more text; return the (thoughts, answer) that are certain."""
         if self._state == "answer":
             return "", text
+        if self._state == "between":
+            return "", self._after(text)
         self._buffer += text
         if self._state == "start":
             start = self._buffer.lstrip()
@@ -36,23 +39,24 @@ class ReasoningSplit:
             if not start.startswith(OPEN):
                 self._state = "answer"
                 return "", self._rest()
-            self._state, self._buffer = "think", start[len(OPEN) :].lstrip("\n")
+            self._state, self._buffer = "think", start[len(OPEN) :]
+        if not self._has_thoughts:
+            self._buffer = self._buffer.lstrip("\n")
         thoughts, found, answer = self._buffer.partition(CLOSE)
         if found:
             self._state, self._buffer = "between", ""
             return thoughts.rstrip("\n"), self._after(answer)
-        if self._state == "between":
-            return "", self._after(self._rest())
         # White space before </think> is not part of the thoughts, nor is that after <think>.
         n_certain = len(self._buffer) - held(self._buffer, CLOSE)
         certain = self._buffer[:n_certain].rstrip("\n")
         self._buffer = self._buffer[len(certain) :]
+        self._has_thoughts = self._has_thoughts or bool(certain)
         return certain, ""
 
     def finish(self) -> tuple[str, str]:
         """Return what was held back."""
         rest = self._rest()
-        return (rest, "") if self._state == "think" else ("", rest)
+        return (rest.rstrip("\n"), "") if self._state == "think" else ("", rest)
 
     def _after(self, answer: str) -> str:
         answer = answer.lstrip("\n")

@@ -17,9 +17,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from quantcli.errors import ResourceError
 from quantcli.server.app import create_app
+from quantcli.server.guard import HEADERS_NBYTES
 from quantcli.server.service import Service
 
-_HEADERS_NBYTES = 16 << 10
 _KEEP_ALIVE_S = 60
 # Threads that compute give the GIL back this soon when the engine asks: the usual 5 ms are longer
 # than a step of a small model.
@@ -30,7 +30,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def bound(host: str, port: int) -> socket.socket:
     """Return a socket with an address; it will listen. Raises ResourceError if that is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio turns off the wait for full packets, 40 ms each, only where TCP is spelled out.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         if sys.platform != "win32":  # where it would let two servers share a port
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -70,11 +71,11 @@ class Server:
             backlog=limits.n_connections,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=int(service.settings.grace_s) + 5,
-            h11_max_incomplete_event_size=_HEADERS_NBYTES,
+            h11_max_incomplete_event_size=HEADERS_NBYTES,
         )
         self._server = _Uvicorn(config, service)
         self._service = service
-        self._listener = listener
+        self.listener = listener
 
     def run(self, ready: Callable[[], None] | None = None) -> None:
         """Serve in this thread; `ready` is called when requests are answered."""
@@ -82,7 +83,7 @@ class Server:
         previous = sys.getswitchinterval()
         sys.setswitchinterval(_SWITCH_S)
         try:
-            self._server.run(sockets=[self._listener])
+            self._server.run(sockets=[self.listener])
         finally:
             sys.setswitchinterval(previous)
             self._service.runner.stop()

@@ -1,4 +1,4 @@
-"""Text and tokens without an answer: /tokenize, /detokenize, /apply-template."""
+"""Text and tokens without an answer: /tokenize, /detokenize, /tokenizer_info, /apply-template."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from quantcli.text.tokenizer import whole_characters
 
 
 async def tokenize(request: Request) -> Response:
-    """Return the tokens of a text; fields and defaults are llama-server's."""
+    """Return the tokens of a text; fields and defaults are llama-server's, or vLLM's."""
     service = cast("Service", request.app.state.service)
     fields = await read_fields(request, service.settings.limits)
-    text = fields.text("content")
+    text, is_vllm = fields.text("content"), False
     if text is None:
-        text = fields.text("prompt")  # vLLM's name
+        text, is_vllm = fields.text("prompt"), True
     if text is None:
         refuse("content is missing; give the text.", "content")
-    add_special = fields.flag("add_special")
+    name = "add_special_tokens" if is_vllm else "add_special"
+    add_special = fields.flag(name, default=is_vllm)
     parse_special = fields.flag("parse_special", default=True)
     with_pieces = fields.flag("with_pieces")
     tokenizer = service.served.tokenizer
@@ -57,6 +58,26 @@ async def detokenize(request: Request) -> Response:
         ids.append(cast("int", token))
     text = await attended(request, service.in_pool(lambda: tokenizer.decode(ids, special=True)))
     return JsonReply({"content": text, "prompt": text})
+
+
+async def tokenizer_info(request: Request) -> Response:
+    """Tell of the tokenizer what lm-eval asks vLLM for, so that it needs none of its own."""
+    served = cast("Service", request.app.state.service).served
+    tokenizer = served.tokenizer
+    special = {"bos_token": tokenizer.bos, "eos_token": tokenizer.eos}
+    named = {
+        name: None if token is None else tokenizer.token_text(token)
+        for name, token in special.items()
+    }
+    return JsonReply(
+        {
+            "tokenizer_class": "quantcli",
+            **named,
+            "pad_token": named["eos_token"],
+            "chat_template": served.source or None,
+            "model_max_length": served.context,
+        }
+    )
 
 
 async def apply_template(request: Request) -> Response:

@@ -8,6 +8,7 @@ they are control pieces: those it never makes from text.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sentencepiece import SentencePieceProcessor
@@ -126,6 +127,40 @@ def _swallows_spaces(metadata: Metadata, vocabulary: Vocabulary, kinds: bytes) -
     keeps = ("<unk>", "<s>", "<|endoftext|>")
     control = of_kind(kinds, Kind.CONTROL, Kind.UNKNOWN)
     return [token for token in control if vocabulary.texts[token] not in keeps]
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """The pieces of a tokenizer.model: texts, scores and the Kind of each."""
+
+    texts: list[str]
+    scores: list[float]
+    kinds: list[int]
+
+
+def pieces_of_model(model: bytes) -> Pieces:
+    """Return the pieces of a tokenizer.model; raise CheckpointError if it is none.
+
+    User-defined pieces count as normal ones, as llama.cpp's converter has it: what else they are,
+    tokenizer_config.json says.
+    """
+    processor = SentencePieceProcessor()
+    try:
+        processor.LoadFromSerializedProto(model)
+    except RuntimeError as error:
+        raise CheckpointError(f"tokenizer.model is no SentencePiece model: {error}") from error
+    ids = list(range(processor.vocab_size()))
+    kinds = [int(Kind.NORMAL)] * len(ids)
+    for kind, flags in (
+        (Kind.BYTE, processor.is_byte(ids)),
+        (Kind.UNUSED, processor.is_unused(ids)),
+        (Kind.CONTROL, processor.is_control(ids)),
+        (Kind.UNKNOWN, processor.is_unknown(ids)),
+    ):
+        for token in ids:
+            if flags[token]:
+                kinds[token] = int(kind)
+    return Pieces(processor.id_to_piece(ids), processor.get_score(ids), kinds)
 
 
 def _processor(proto: bytes) -> SentencePieceProcessor:

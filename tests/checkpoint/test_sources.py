@@ -25,12 +25,15 @@ def test_every_row_is_well_formed(row: ModelRow) -> None:
     assert row.arch in catalog.names("architecture")
     assert row.title
     assert row.licence
-    assert is_model(row.file)
     assert row.name == row.name.lower()
-    assert parse(f"{row.hub.repo}/{row.file}") == HubName(row.hub.repo, file=row.file)
+    if row.folder:
+        assert (models_folder() / row.folder / "config.json").is_file()
+    else:
+        assert is_model(row.file)
+        assert parse(f"{row.hub.repo}/{row.file}") == HubName(row.hub.repo, file=row.file)
     assert row.licence in row.licence_line
     assert "\n" not in row.licence_line
-    if "apache" not in row.licence.lower():
+    if not row.folder and "apache" not in row.licence.lower():
         assert row.licence_url.startswith("https://")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quantcli.engine.scheduler import MAX_LOGIT_ROWS, Job, Scheduler, Slice, drop_older_half
+from quantcli.engine.scheduler import MAX_LOGIT_ROWS, Job, Scheduler, Slice
 from quantcli.kvcache import KVCache, create
 
 
@@ -393,9 +393,3 @@ def test_a_shift_drops_the_older_half_behind_what_is_kept(
     scheduler.shift(shifted, n_keep)
     assert (shifted.tokens, shifted.n_computed) == (left, n_computed)
     cache.check()
-
-
-def test_drop_older_half_always_drops_one() -> None:
-    tokens = [1, 2]
-    drop_older_half(tokens, 1)
-    assert tokens == [1]

@@ -17,6 +17,7 @@ from quantcli.errors import UnknownName
 DEFINES = {
     "format": "FORMAT",
     "architecture": "ARCH",
+    "container": "open_model",
     "cache": "create",
     "KV cache type": None,
     "command": "command",

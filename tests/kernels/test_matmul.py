@@ -13,7 +13,7 @@ from quantcli.kernels.jit import njit
 from quantcli.kernels.matmul import SUM, SUM_HALVES, codes, fold, fold_halves
 from quantcli.kernels.matmul.rows import FULL, HALF, QUARTER
 from quantcli.kernels.matmul.rows import reference as product
-from quantcli.kernels.simd import define, emit
+from quantcli.kernels.simd import define, emit, machine
 from quantcli.kernels.simd.vectors import I8X64
 
 pytestmark = pytest.mark.jit
@@ -127,3 +127,27 @@ def test_twin_is_a_product() -> None:
     x: F32 = np.float32([[1, 0], [0.5, 2]])
     found = product(weights, x, np.float32([1, 1, 1]), np.float32([[10, 0, 0], [0, 0, 0]]))
     assert found.tolist() == [[12, 4, 1], [5.5, 10.5, -1]]
+
+
+TABLE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+
+
+def _look_up(b, source, out):
+    emit.store(b, machine.look_up(b, TABLE, emit.load(b, I8X64, source)), out)
+
+
+look_up = define(types.void, (A, A), _look_up)
+
+
+@njit
+def _looked_up(source, out):
+    look_up(source, out)
+
+
+def test_codes_are_looked_up_in_a_table() -> None:
+    source = Guarded(64, np.uint8)
+    source.array[:] = np.random.default_rng(0).integers(0, 16, 64)
+    out = Guarded(64, np.int8)
+    _looked_up(source.address, out.address)
+    assert out.array.tolist() == [TABLE[code] for code in source.array]
+    out.check()

@@ -25,15 +25,6 @@ from quantcli.quantize.recipe import (
     quantizes,
 )
 
-# Formats are added one by one; what needs others is tested once they are there.
-KNOWN = set(catalog.names("format"))
-READY = [
-    row.name
-    for row in MIXES
-    if {row.default, row.experts or row.default} <= KNOWN and row.name in THEIRS
-]
-needs_iq4_nl = pytest.mark.skipif("iq4_nl" not in KNOWN, reason="no format iq4_nl yet")
-
 GOLDEN = Path(__file__).parent.parent / "goldens" / "recipes.json"
 
 
@@ -59,7 +50,7 @@ def assigned(case: Case, recipe: Recipe, *, has_imatrix: bool = False) -> dict[s
     )
 
 
-@pytest.mark.parametrize("mix_name", READY)
+@pytest.mark.parametrize("mix_name", THEIRS)
 @pytest.mark.parametrize("case_name", CASES)
 def test_every_tensor_gets_the_format_that_llama_quantize_gives_it(
     case_name: str, mix_name: str
@@ -147,11 +138,7 @@ def test_vectors_norms_and_routers_stay_as_they_are() -> None:
     ("policy", "expected"),
     [
         ("llama.cpp", {"attn_q": "q5_0", "ffn_down": "q6_k", "token_embd": "q8_0"}),
-        pytest.param(
-            "size",
-            {"attn_q": "iq4_nl", "ffn_down": "q6_k", "token_embd": "q5_1"},
-            marks=needs_iq4_nl,
-        ),
+        ("size", {"attn_q": "iq4_nl", "ffn_down": "q6_k", "token_embd": "q5_1"}),
     ],
 )
 def test_rows_that_do_not_fit_get_another_format_and_a_reason(
@@ -164,7 +151,6 @@ def test_rows_that_do_not_fit_get_another_format_and_a_reason(
         assert (chosen[tensor].reason == "fallback") == (chosen[tensor].wanted != name)
 
 
-@needs_iq4_nl
 def test_rows_that_fit_no_block_stay_in_16_bits() -> None:
     chosen = assigned(CASES["width_40"], Recipe(mix("q4_k_m")))
     assert chosen["blk.0.attn_q.weight"].format.name == "f16"
@@ -182,7 +168,6 @@ def test_an_unknown_type_names_the_closest() -> None:
         mix("q4km")
 
 
-@needs_iq4_nl
 def test_every_row_of_the_table_is_whole() -> None:
     names = [row.name for row in MIXES]
     assert len(names) == len(set(names))

@@ -192,10 +192,21 @@ def _symmetric(src, half):
 
 
 @inline
+def _first_zero(src):
+    """Return the first zero of a block, 0 or -0."""
+    i = 0
+    while load_f32(src + 4 * i) != f32(0.0):
+        i += 1
+    return load_f32(src + 4 * i)
+
+
+@inline
 def _affine(src, largest):
     """Return d, the minimum and (x - minimum) / d + 0.5 of both vectors."""
     low, high = load_f32x16(src), load_f32x16(src + LINE)
     bottom = hmin(minimum(low, high))
+    if bottom == f32(0.0):
+        bottom = _first_zero(src)
     d = _bounded((hmax(maximum(low, high)) - bottom) / largest)
     inverse, start, half = splat(_inverse(d)), splat(bottom), splat(f32(0.5))
     return d, bottom, (low - start) * inverse + half, (high - start) * inverse + half

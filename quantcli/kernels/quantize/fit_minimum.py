@@ -36,6 +36,7 @@ from quantcli.kernels.simd import (
 )
 
 N_REFITS = 3
+SAME = f32(1e-5)  # codes are taken as all the same if they spread less than this of their square
 
 
 @inline
@@ -65,42 +66,54 @@ def loss(x, v, n, scale, minimum_, high):
 
 
 @inline
-def line(moments, is_free):
+def line(found, is_free):
     """Return the least-squares scale and minimum; without is_free the minimum is at least 0."""
-    s_v, s_x, s_l, s_ll, s_xl = moments
-    inverse = reciprocal(s_v * s_ll - s_l * s_l)
+    s_v, s_x, s_l, s_ll, s_xl = found
+    zero = splat(f32(0.0))
+    spread, floor = s_v * s_ll - s_l * s_l, splat(SAME) * (s_v * s_ll)
+    inverse = reciprocal(spread)
     scale = (s_v * s_xl - s_x * s_l) * inverse
     low = (s_l * s_xl - s_ll * s_x) * inverse
     if is_free:
-        return scale, low
-    zero = splat(f32(0.0))
-    scale = select_less(low, zero, s_xl * reciprocal(s_ll), scale)
-    return scale, maximum(low, zero)
+        mean = s_x * reciprocal(s_v)
+        return select_less(spread, floor, zero, scale), select_less(
+            spread, floor, negate(mean), low
+        )
+    low = select_less(spread, floor, negate(splat(f32(1.0))), low)
+    return select_less(low, zero, s_xl * reciprocal(s_ll), scale), maximum(low, zero)
 
 
 @inline
 def best_line(x, v, n, a, high, is_free):
     """Return the scale and minimum that suit a group best.
 
-    A trial is a pair: how far beyond the largest code the range from minimum to maximum reaches,
-    and how much of the minimum is kept.
+    A trial is a pair: how many code steps the range is cut at its bottom and at its top.
     """
     zero = splat(f32(0.0))
     bottom, top = splat(HUGE), negate(splat(HUGE))
+    s_v, s_x = zero, zero
     for i in range(n):
-        xi = load_f32x16(x + LINE * i)
+        xi, vi = load_f32x16(x + LINE * i), load_f32x16(v + LINE * i)
         bottom, top = minimum(xi, bottom), maximum(xi, top)
+        s_v, s_x = s_v + vi, s_x + vi * xi
+    # To begin with, all weights at their mean: the best there is where they are all the same.
+    scale, low = zero, negate(s_x) * reciprocal(s_v)
     if not is_free:
-        bottom = minimum(bottom, zero)
-    scale, low = zero, negate(bottom)
+        bottom, low = minimum(bottom, zero), maximum(low, zero)
     best = loss(x, v, n, scale, low, high)
-    for t in range(a.n_trials + N_REFITS):
-        if t < a.n_trials:
-            start = bottom * splat(load_f32(a.trials + 8 * t + 4))
-            inverse = splat(load_f32(a.trials + 8 * t)) * reciprocal(top - start)
-            found = sums(x, v, n, inverse, negate(start), high)
-        else:
-            found = sums(x, v, n, reciprocal(scale), low, high)
+    step = (top - bottom) * reciprocal(high)
+    for t in range(a.n_trials):
+        cut, cut_top = splat(load_f32(a.trials + 8 * t)), splat(load_f32(a.trials + 8 * t + 4))
+        start = bottom + cut * step
+        inverse = high * reciprocal(top - cut_top * step - start)
+        its_scale, its_low = line(sums(x, v, n, inverse, negate(start), high), is_free)
+        its_loss = loss(x, v, n, its_scale, its_low, high)
+        scale = select_less(its_loss, best, its_scale, scale)
+        low = select_less(its_loss, best, its_low, low)
+        best = minimum(its_loss, best)
+    for t in range(a.n_fine):
+        factor, shift = splat(load_f32(a.fine + 8 * t)), splat(load_f32(a.fine + 8 * t + 4))
+        found = sums(x, v, n, factor * reciprocal(scale), low + shift * scale, high)
         its_scale, its_low = line(found, is_free)
         its_loss = loss(x, v, n, its_scale, its_low, high)
         scale = select_less(its_loss, best, its_scale, scale)
@@ -110,9 +123,26 @@ def best_line(x, v, n, a, high, is_free):
 
 
 @inline
+def _center(x, v, n):
+    """Take the weighted mean off x and return it: ranking trials would lose digits to it."""
+    total, s_x = splat(f32(0.0)), splat(f32(0.0))
+    for i in range(n):
+        vi = load_f32x16(v + LINE * i)
+        total, s_x = total + vi, s_x + vi * load_f32x16(x + LINE * i)
+    mean = s_x * reciprocal(total)
+    for i in range(n):
+        store_f32x16(x + LINE * i, load_f32x16(x + LINE * i) - mean)
+    return mean
+
+
+@inline
 def _single(x, v, a, unit, high):
     """Return the best storable d and dmin of blocks without sub-scales; dmin may be negative."""
+    mean = _center(x, v, a.width)
     scale, low = best_line(x, v, a.width, a, high, True)
+    low = low - mean
+    for i in range(a.width):
+        store_f32x16(x + LINE * i, load_f32x16(x + LINE * i) + mean)
     d, dmin = storable(scale, unit), storable(low, unit)
     best = loss(x, v, a.width, d, dmin, high)
     for _ in range(N_REFITS):

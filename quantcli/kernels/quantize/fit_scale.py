@@ -74,11 +74,11 @@ def best_scale(x, v, n, a, low, high, levels):
     inverse_top = reciprocal(extreme(x, n))
     zero = splat(f32(0.0))
     best, scale, curvature = splat(f32(-1.0)), zero, zero
-    for t in range(a.n_trials + N_REFITS):
+    for t in range(a.n_trials + a.n_fine):
         if t < a.n_trials:
             inverse = splat(load_f32(a.trials + 4 * t)) * inverse_top
         else:
-            inverse = reciprocal(scale)
+            inverse = splat(load_f32(a.fine + 8 * (t - a.n_trials))) * reciprocal(scale)
         sum_xl, sum_ll = moments(x, v, n, inverse, low, high, levels)
         fitted = sum_xl * reciprocal(sum_ll)
         explained = fitted * sum_xl

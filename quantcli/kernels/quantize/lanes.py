@@ -151,12 +151,12 @@ def emphasize(x, v, width):
 def rescale(x, width):
     """Divide each block by a power of two so that squares neither over- nor underflow; return it.
 
-    Blocks whose largest magnitude is below 2**-40 become zero: no f16 scale can express them.
+    Blocks whose largest magnitude is below 2**-120 become zero.
     """
     top = splat(f32(0.0))
     for i in range(width):
         top = maximum(absolute(load_f32x16(x + LINE * i)), top)
-    unit = select_less(top, splat(f32(2.0**-40)), splat(f32(0.0)), power_of_two(top))
+    unit = select_less(top, splat(f32(2.0**-120)), splat(f32(0.0)), power_of_two(top))
     inverse = reciprocal(unit)
     for i in range(width):
         store_f32x16(x + LINE * i, load_f32x16(x + LINE * i) * inverse)
@@ -175,6 +175,8 @@ ARGS = np.dtype(
         ("emphasis", "i8"),  # 1: larger weights count for more
         ("trials", "i8"),  # f32 (n_trials,)
         ("n_trials", "i8"),
+        ("fine", "i8"),  # f32 (n_fine,): trials around the best so far
+        ("n_fine", "i8"),
         ("d_trials", "i8"),  # f32 (n_d_trials,)
         ("n_d_trials", "i8"),
         ("is_mad", "i8"),  # plain k-quants: which of the two rules

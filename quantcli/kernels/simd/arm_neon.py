@@ -36,6 +36,11 @@ def dot_signed(b, acc, codes, x):
 dot_unsigned = dot_signed  # unsigned codes are below 64, so they are the same bytes
 
 
+def look_up(b, table, codes):
+    """Return, for i8 codes below 16 (64), the bytes of a table."""
+    return emit.look_up_parts(b, "llvm.aarch64.neon.tbl1.v16i8", 16, table, codes)
+
+
 def pause(b):
     """Tell the core that it spins: isb stalls about as long as x86's pause; yield is a no-op."""
     emit.call(b, "llvm.aarch64.isb", VOID, I32(15))

@@ -11,6 +11,7 @@ from numba.core import cgutils
 from quantcli.kernels.simd.vectors import (
     F16X16,
     F32X16,
+    I8,
     I8X16,
     I16X16,
     I32,
@@ -88,6 +89,16 @@ def join(b, parts):
 def shuffle(b, x, y, lanes):
     """Choose lanes from the concatenation of x and y."""
     return b.shuffle_vector(x, y, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
+
+
+def look_up_parts(b, name, n, table, codes):
+    """Look codes up, n at a time, by an instruction that takes a table and n indices."""
+    kind = ir.VectorType(I8, n)
+    entries = ir.Constant(kind, [value & 255 for value in table] * (n // 16))
+    parts = [
+        call(b, name, kind, entries, part(b, codes, i, n)) for i in range(codes.type.count // n)
+    ]
+    return join(b, parts)
 
 
 def maximum(b, x, y):

@@ -34,6 +34,17 @@ def dot_signed(b, acc, codes, x):
 dot_unsigned = dot_signed  # unsigned codes are below 64, so they are the same bytes
 
 
+def look_up(b, table, codes):
+    """Return, for i8 codes below 16 (64), the table's bytes: halves of it chosen bit by bit."""
+    values = [emit.constant(codes.type, entry & 255) for entry in table]
+    for bit in range(4):
+        mask = b.and_(codes, emit.constant(codes.type, 1 << bit))
+        is_set = b.icmp_unsigned("!=", mask, emit.constant(codes.type, 0))
+        pairs = zip(values[::2], values[1::2], strict=True)
+        values = [b.select(is_set, high, low) for low, high in pairs]
+    return values[0]
+
+
 def f16_to_f32(b, bits):
     """Convert half-precision bits, i16 (16), to f32 (16) with integer operations.
 

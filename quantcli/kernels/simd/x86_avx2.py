@@ -50,3 +50,8 @@ def dot_signed(b, acc, codes, x):
         turned = emit.call(b, "llvm.x86.avx2.psign.b", _I8X32, v, c)
         halves.append(_madd(b, emit.part(b, acc, h, 8), magnitude, turned))
     return emit.join(b, halves)
+
+
+def look_up(b, table, codes):
+    """Return, for i8 codes below 16 (64), the bytes of a table."""
+    return emit.look_up_parts(b, "llvm.x86.avx2.pshuf.b", 32, table, codes)

@@ -21,3 +21,8 @@ def dot_unsigned(b, acc, codes, x):
 
 
 dot_signed = dot_unsigned  # the packing added SIGNED_OFFSET; the kernel takes it off again
+
+
+def look_up(b, table, codes):
+    """Return, for i8 codes below 16 (64), the bytes of a table."""
+    return emit.look_up_parts(b, "llvm.x86.avx512.pshuf.b.512", 64, table, codes)

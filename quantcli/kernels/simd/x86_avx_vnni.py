@@ -34,3 +34,8 @@ def dot_unsigned(b, acc, codes, x):
 
 
 dot_signed = dot_unsigned
+
+
+def look_up(b, table, codes):
+    """Return, for i8 codes below 16 (64), the bytes of a table."""
+    return emit.look_up_parts(b, "llvm.x86.avx2.pshuf.b", 32, table, codes)

@@ -151,8 +151,8 @@ def test_a_walk_goes_on_from_its_state_with_the_same_bytes(tmp_path: Path) -> No
             layers = iter(whole)
             first = next(layers)
             before = [first.statistics(g[0]).importance.tobytes() for g in first.groups]
-            entering.append({name: a.copy() for name, a in whole.state().items()})
             second = next(layers)
+            entering.append({name: a.copy() for name, a in whole.state().items()})
             after = [second.statistics(g[0]).importance.tobytes() for g in second.groups]
             for layer in layers:
                 after += [layer.statistics(g[0]).importance.tobytes() for g in layer.groups]

@@ -1,0 +1,85 @@
+"""iq4_nl in panels: a step is f16 d (16 rows), then nibbles; weight = d * LEVELS[code].
+
+The levels are signed bytes, looked up in a register.
+"""
+
+from __future__ import annotations
+
+from numpy import float32 as f32
+
+from quantcli.formats.iq4_nl import LEVELS as FLOATS
+from quantcli.kernels.embed import lookup
+from quantcli.kernels.jit import inline, op
+from quantcli.kernels.matmul import PanelFormat, fold
+from quantcli.kernels.matmul.codes import NIBBLES_NBYTES, f16_rows, get_nibble, nibble_quad
+from quantcli.kernels.matmul.rows import multiply, pack_rows
+from quantcli.kernels.simd import (
+    SIGNED_OFFSET,
+    emit,
+    load_f16,
+    load_i32,
+    load_u16,
+    machine,
+    store_f32,
+    store_i32,
+    store_u16,
+)
+
+LEVELS = tuple(int(level) for level in FLOATS)
+_TABLE = tuple(level + SIGNED_OFFSET for level in LEVELS)
+_CODES = 32
+
+
+def level_quad(b, nibbles, j):
+    """Return quad j of the levels that nibbles stand for, plus SIGNED_OFFSET."""
+    return machine.look_up(b, _TABLE, nibble_quad(b, nibbles, j))
+
+
+@inline
+def pack_block(src, dst, row):
+    """Copy a block of a row: the file pairs inputs i and i + 16 in a byte, as a panel does."""
+    store_u16(dst + 2 * row, load_u16(src))
+    for i in range(4):
+        store_i32(dst + _CODES + 64 * i + 4 * row, load_i32(src + 2 + 4 * i))
+
+
+@inline
+def unpack_block(block, row, out):
+    """Write the 32 weights of a row, f32."""
+    d = load_f16(block + 2 * row)
+    for k in range(32):
+        store_f32(out + 4 * k, d * f32(LEVELS[get_nibble(block + _CODES, row, k)]))
+
+
+PANEL = PanelFormat(
+    name="iq4_nl",
+    n_inputs=32,
+    head_nbytes=0,
+    step_nbytes=_CODES + NIBBLES_NBYTES,
+    words=fold(SIGNED_OFFSET),
+    head=lambda b, block: (),
+    codes=lambda b, step, j: level_quad(b, emit.at(b, step, _CODES), j),
+    scales=lambda b, head, step: [f16_rows(b, step)],
+    minima=lambda b, head, step: [],
+    is_signed=True,
+    pack_block=pack_block,
+    unpack_block=unpack_block,
+)
+
+
+@op
+def pack(args, thread, n_threads):
+    """Pack claimed panels."""
+    pack_rows(args, PANEL)
+
+
+@op
+def matmul(args, thread, n_threads):
+    """Multiply claimed panels by the step's tokens."""
+    multiply(args, thread, PANEL)
+
+
+@op
+def embed(args, thread, n_threads):
+    """Look claimed tokens' rows up."""
+    lookup(args, PANEL)
