@@ -115,7 +115,7 @@ def test_a_missing_configuration_is_named(folder: Path) -> None:
         ({"rope_parameters": {"full_attention": 3}}, CheckpointError, "an object of objects"),
         ({"vocab_size": None}, CheckpointError, "vocab_size is null|vocab_size"),
         ({"vocab_size": 400}, ShapeError, "334 rows, but must have one for each of the 400"),
-        ({"num_local_experts": 8}, UnsupportedModel, "mixtures of experts"),
+        ({"num_local_experts": 8}, CheckpointError, "expert_used_count is missing"),
         (
             {"quantization_config": {"quant_method": "fp8"}},
             UnsupportedModel,
