@@ -96,14 +96,14 @@ def _counts(importance: F32 | None, n_in: int) -> F32:
     mean = float(np.mean(importance, dtype=np.float64))
     if not 0 < mean < np.inf:
         return np.ones(n_in, np.float32)
-    return (importance.astype(np.float64) / mean + 1e-6).astype(np.float32)
+    return np.maximum(importance.astype(np.float64) / mean, 2.0**-20).astype(np.float32)
 
 
 # Where a trial puts a group's largest magnitude, in code steps beyond the last code. Outliers whose
 # error counts little are clipped for the sake of the others.
-_BEYOND = np.array([-0.8, -0.3, 0.2, 0.7, 1.2, 1.8, 2.5, 3.3, 4.3, 6.0])
+_BEYOND = np.array([-0.8, -0.4, 0.0, 0.5, 1.1, 1.8, 2.5, 3.3, 4.3, 6.0])
 # How much of a range is cut at an end, in code steps of at most 1/8 of the range.
-_CUT = np.array([-0.4, 0.2, 0.8, 1.6, 2.4])
+_CUT = np.array([-0.4, 0.0, 0.7, 1.5, 2.4])
 # Trials around the best so far, in units of one step at the last code; the first two fit again.
 _AROUND = np.array([0, 0, -1.2, -0.9, -0.7, -0.5, -0.3, -0.15, 0.15, 0.3, 0.5, 0.7, 0.9, 1.2])
 
