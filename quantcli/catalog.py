@@ -132,6 +132,8 @@ COMMANDS = (
 )
 
 QUANTIZERS = (
+    Row("awq", "quantcli.quantize.awq", "scale what matters before rounding, and undo it for free"),
+    Row("gptq", "quantcli.quantize.gptq", "let later weights make good what rounding got wrong"),
     Row("plain", "quantcli.quantize.plain", "search for the best codes, matrix by matrix"),
 )
 

@@ -27,6 +27,7 @@ _NUMBERS = {
     "attention.layer_norm_rms_epsilon": ("rms_norm_eps", "norm_eps"),
     "attention.layer_norm_epsilon": ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"),
 }
+_MAX_HEAD_DIM = 4096  # far above any real model; bounds what a hostile file asks for
 _YARN = {
     "yarn_ext_factor": ("extrapolation_factor",),
     "yarn_attn_factor": ("attention_factor", "attn_factor"),
@@ -115,6 +116,8 @@ def llama3_factors(config: HFConfig) -> dict[str, F32]:
         return {}
     params = rope.full
     dim = config.integer("head_dim") or head_width(config)
+    if not 2 <= dim <= _MAX_HEAD_DIM:
+        raise CheckpointError(f"config.json: heads are {dim} wide; at most {_MAX_HEAD_DIM}.")
     theta = _with_default(params, "rope_theta", 10000.0)
     factor = _with_default(params, "factor", 8.0)
     low = _with_default(params, "low_freq_factor", 1.0)

@@ -96,6 +96,11 @@ def resolve_folder(
     """
     target = parse(name)
     if isinstance(target, Path):
+        if not target.is_dir():
+            raise UsageError(
+                f"{target} is a file; give a Hugging Face folder. quantcli quantize changes the "
+                "type of a GGUF file."
+            )
         return target
     if isinstance(target, ModelRow) and target.folder:
         return models_folder() / target.folder

@@ -15,9 +15,17 @@ if TYPE_CHECKING:
     from quantcli.checkpoint import Checkpoint
     from quantcli.cli.options import LoadOptions, SamplingOptions
     from quantcli.cli.render import JsonValue, StatusLine
+    from quantcli.cli.speculation import Draft, SpeculationOptions
     from quantcli.cli.worker import Stream, Worker
     from quantcli.engine.loop import Engine
-    from quantcli.engine.request import Event, FinishReason, Request, SamplingParams, Stats
+    from quantcli.engine.request import (
+        Event,
+        FinishReason,
+        GrammarSpec,
+        Request,
+        SamplingParams,
+        Stats,
+    )
     from quantcli.runtime.model import Model
     from quantcli.text import Tokenizer
     from quantcli.text.chat import ChatTemplate
@@ -37,11 +45,14 @@ class Loaded:
     model: Model
     engine: Engine
     load_s: float
+    draft: Draft | None = None
 
     def close(self) -> None:
-        """Stop the model's threads and close its file."""
+        """Stop the model's threads and close its file, and the draft model's after it."""
         self.model.close()
         self.checkpoint.close()
+        if self.draft is not None:
+            self.draft.close()
 
     @property
     def metadata(self) -> Mapping[str, object]:
@@ -63,10 +74,20 @@ class Loaded:
 
 
 @contextmanager
-def opened(name: str, options: LoadOptions, worker: Worker, status: StatusLine) -> Iterator[Loaded]:
-    """Hold a loaded model, downloaded first if need be; close it on the worker in the end."""
+def opened(
+    name: str,
+    options: LoadOptions,
+    worker: Worker,
+    status: StatusLine,
+    speculation: SpeculationOptions | None = None,
+    n_parallel: int = 1,
+) -> Iterator[Loaded]:
+    """Hold a loaded model, downloaded first if need be; close it on the worker in the end.
+
+    n_parallel   answers that may be under way at once
+    """
     try:
-        loaded = load(name, options, worker, status)
+        loaded = load(name, options, worker, status, speculation, n_parallel)
     finally:
         status.clear()
     try:
@@ -94,11 +115,23 @@ def notes(loaded: Loaded) -> Iterator[str]:
         )
 
 
-def load(name: str, options: LoadOptions, worker: Worker, status: StatusLine) -> Loaded:
-    """Find, download if need be, open and load a model on the worker."""
+def load(
+    name: str,
+    options: LoadOptions,
+    worker: Worker,
+    status: StatusLine,
+    speculation: SpeculationOptions | None = None,
+    n_parallel: int = 1,
+) -> Loaded:
+    """Find, download if need be, open and load a model, and its draft model, on the worker."""
     from quantcli.checkpoint.store import resolve
+    from quantcli.cli.speculation import SpeculationOptions, load_draft
 
+    drafting = speculation or SpeculationOptions()
     path = resolve(name, progress=status, notify=status.note)
+    draft_path = None
+    if drafting.draft is not None:
+        draft_path = resolve(drafting.draft, progress=status, notify=status.note)
 
     def work() -> Loaded:
         from quantcli.checkpoint import open_checkpoint
@@ -113,18 +146,34 @@ def load(name: str, options: LoadOptions, worker: Worker, status: StatusLine) ->
             report("reading the vocabulary", 0, 0)
             tokenizer = from_metadata(checkpoint.metadata)
             template = ChatTemplate.from_metadata(checkpoint.metadata)
-            model = load_model(checkpoint, options, report)
+            draft = None
+            if draft_path is not None:
+                draft = load_draft(draft_path, tokenizer, options, n_parallel, report)
+                undo.callback(draft.close)
+            beside = draft.model if draft else None
+            model = load_model(checkpoint, options, report, n_parallel, beside)
             undo.callback(model.close)
-            engine = Engine(model, tokenizer)
+            engine = Engine(
+                model, tokenizer, options=drafting.engine_options(n_parallel), draft=beside
+            )
             undo.pop_all()
         load_s = time.perf_counter() - start
-        return Loaded(name, checkpoint, tokenizer, template, model, engine, load_s)
+        return Loaded(name, checkpoint, tokenizer, template, model, engine, load_s, draft)
 
     return worker.call(work)
 
 
-def load_model(checkpoint: Checkpoint, options: LoadOptions, progress: Progress) -> Model:
-    """Load the weights of an open checkpoint."""
+def load_model(
+    checkpoint: Checkpoint,
+    options: LoadOptions,
+    progress: Progress,
+    n_parallel: int = 1,
+    beside: Model | None = None,
+) -> Model:
+    """Load the weights of an open checkpoint.
+
+    beside   a model to compute in turns with, on its threads
+    """
     from quantcli.runtime.model import Model
 
     return Model.load(
@@ -133,8 +182,10 @@ def load_model(checkpoint: Checkpoint, options: LoadOptions, progress: Progress)
         n_threads=options.threads,
         kv_type=options.chosen_kv_type(),
         cache=options.cache,
+        n_sequences=n_parallel,
         backend=options.chosen_backend(),
         progress=progress,
+        beside=beside,
     )
 
 
@@ -143,6 +194,7 @@ def request(
     sampling: SamplingOptions,
     params: SamplingParams,
     session: int | None = None,
+    grammar: GrammarSpec | None = None,
 ) -> Request:
     """Return the engine's request for a prompt."""
     from quantcli.engine.request import Request
@@ -153,6 +205,7 @@ def request(
         session=session,
         context_shift=sampling.context_shift,
         n_keep=sampling.keep,
+        grammar=grammar,
     )
 
 
@@ -256,17 +309,33 @@ def timings(loaded: Loaded, stats: Stats) -> str:
     lines = [
         f"prompt     {_rate(n_new, stats.prompt_s)}{reused}",
         f"generated  {_rate(max(0, stats.n_generated - 1), stats.decode_s)}",
+        *_drafted(loaded, stats),
         f"load {loaded.load_s:.2f} s, {loaded.model.n_threads} threads, "
         f"context {loaded.model.context}, peak memory {size(peak_memory())}, seed {stats.seed}",
     ]
     return "\n".join(lines)
 
 
+def _drafted(loaded: Loaded, stats: Stats) -> Iterator[str]:
+    """Yield how many guesses were right and what they won, if there were any."""
+    if not stats.n_drafted:
+        return
+    share = stats.n_accepted / stats.n_drafted
+    speedup = loaded.engine.speedup(stats)
+    won = f", {speedup:.2f} times as fast as without" if speedup else ""
+    yield f"drafted    {stats.n_drafted:6d} tokens, {stats.n_accepted} right ({share:.0%}){won}"
+
+
 def timings_json(loaded: Loaded, stats: Stats) -> JsonValue:
     """Return what an answer took, for --json."""
     from quantcli.runtime.memory import peak_memory
 
-    return {**asdict(stats), "load_s": loaded.load_s, "peak_memory_nbytes": peak_memory()}
+    return {
+        **asdict(stats),
+        "speedup": loaded.engine.speedup(stats) if stats.n_drafted else None,
+        "load_s": loaded.load_s,
+        "peak_memory_nbytes": peak_memory(),
+    }
 
 
 def note_finish(answer: Answer, loaded: Loaded, status: StatusLine) -> None:

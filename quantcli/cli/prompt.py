@@ -22,8 +22,7 @@ def read_prompt(prompt: str | None, file: str | None) -> str | None:
     if prompt is not None:
         text = checked_text(prompt, "the prompt")
     elif file is not None and file != "-":
-        with open(file, "rb") as stream:
-            text = _decode(stream, file)
+        text = read_text(file)
     elif sys.stdin is None or (file is None and sys.stdin.isatty()):
         return None
     else:
@@ -31,6 +30,12 @@ def read_prompt(prompt: str | None, file: str | None) -> str | None:
     if not text:
         raise UsageError("the prompt is empty. Give some text with -p, -f or standard input.")
     return text
+
+
+def read_text(file: str) -> str:
+    """Return the text of a file without its last line break. Raises UsageError unless UTF-8."""
+    with open(file, "rb") as stream:
+        return _decode(stream, file)
 
 
 def checked_text(text: str, name: str) -> str:

@@ -87,10 +87,10 @@ class RecipeOptions:
         Option(
             "--fallback",
             metavar="POLICY",
-            help="Where rows fit no block of 256: size keeps the size asked for; "
-            "llama.cpp takes what llama-quantize takes, which is larger.",
+            help="Where rows fit no block of 256: llama.cpp takes the larger formats that "
+            "llama-quantize takes; size finds the best ones of the size that the type stands for.",
         ),
-    ] = "size"
+    ] = "llama.cpp"
 
     def recipe(self) -> "Recipe":
         """Return the recipe. Raises UsageError or UnknownName for what cannot be."""
@@ -115,6 +115,7 @@ class RecipeOptions:
             keep_output=self.keep_output,
             pure=self.pure,
             policy=policy,
+            bits=self.bpw,
         )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -21,14 +20,12 @@ from quantcli.errors import QuantcliError, UsageError
 from quantcli.evaluate.output_file import check_free, draft
 from quantcli.evaluate.peak_memory import PeakMemory
 from quantcli.quantize import estimate, verify
-from quantcli.quantize.bpw import best_formats
+from quantcli.quantize.bpw import bits_to_keep, resized
 from quantcli.quantize.job import Job, Settings, prepare
 from quantcli.quantize.method import method
-from quantcli.quantize.mixes import OUTPUT
 from quantcli.quantize.pipeline import run
 from quantcli.quantize.report import Report, page
 from quantcli.quantize.results import TensorResult
-from quantcli.quantize.sensitivity import Sensitivity
 from quantcli.runtime.memory import available_memory, peak_memory, size
 from quantcli.runtime.threads import default_threads
 
@@ -97,20 +94,12 @@ class Session:
     def _prepared(self, checkpoint: Checkpoint, settings: Settings) -> Job:
         """Return the job, with the best formats of a size where that is asked for."""
         job = prepare(checkpoint, settings)
-        bits = self._what.bpw
+        bits = bits_to_keep(job)
         if bits is None:
             return job
-        allocation = self._call(
-            lambda progress: best_formats(
-                job,
-                bits,
-                Sensitivity(job.hyper.n_layers, OUTPUT not in checkpoint.tensors),
-                n_threads=self._n_threads,
-                progress=progress,
-            )
+        return self._call(
+            lambda progress: resized(job, bits, n_threads=self._n_threads, progress=progress)
         )
-        recipe = replace(settings.recipe, exact=allocation.formats)
-        return prepare(checkpoint, replace(settings, recipe=recipe))
 
     def __exit__(
         self,

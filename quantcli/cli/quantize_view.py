@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from quantcli.cli.render import JsonValue, emit_json, pairs, table
 from quantcli.quantize import estimate
-from quantcli.quantize.fallback import LLAMA_CPP
+from quantcli.quantize.bpw import nominal_bits
+from quantcli.quantize.fallback import fits
 from quantcli.quantize.job import Job
-from quantcli.quantize.recipe import Choice
+from quantcli.quantize.recipe import Choice, Facts, assign
 from quantcli.quantize.report import Report, document, facts, kind_rows, kinds
 from quantcli.runtime.memory import size
 
@@ -50,7 +51,7 @@ def plan_lines(plan: Plan) -> Iterator[str]:
             row.format,
             f"{row.bits_per_weight:.3f}",
             size(row.nbytes),
-            _because(row),
+            _because(row, job),
         )
         for row in estimate.table(job)
     ]
@@ -59,7 +60,10 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     yield ""
     yield pairs(
         (
-            ("model", f"{source.paths[0].name}, {job.hyper.arch}, {job.n_weights / 1e6:.1f} M"),
+            (
+                "model",
+                f"{source.paths[0].name}, {job.hyper.arch}, {job.n_weights / 1e6:.1f} M weights",
+            ),
             ("source", f"{size(source.nbytes)}, {_bits(source.nbytes, job):.3f} bits per weight"),
             ("output", f"{plan.output}, {size(job.nbytes)}"),
             ("bits per weight", f"{job.bits_per_weight:.3f}{_nominal(job)}"),
@@ -85,7 +89,7 @@ def plan_document(plan: Plan) -> JsonValue:
         "source_nbytes": job.checkpoint.nbytes,
         "nbytes": job.nbytes,
         "bits_per_weight": job.bits_per_weight,
-        "nominal_bits_per_weight": estimate.nominal_bits(job),
+        "nominal_bits_per_weight": nominal_bits(job),
         "memory_nbytes": plan.memory_nbytes,
         "available_nbytes": plan.available_nbytes,
         "seconds": plan.seconds,
@@ -116,9 +120,9 @@ def remarks(job: Job) -> Iterator[str]:
             f"{len(twice)} tensors are rounded for the second time ({names}), as "
             "--allow-requantize says; quantizing the original loses less."
         )
-    fallen = [c for c in job.choices if c.reason == "fallback"]
-    if fallen:
-        yield _fallback_remark(job, fallen)
+    odd = [c for c in job.choices if not fits(c.wanted, c.shape[-1])]
+    if odd and not job.settings.recipe.pure and job.settings.recipe.bits is None:
+        yield _width_remark(job, odd)
 
 
 def show_report(report: Report, *, as_json: bool) -> None:
@@ -135,32 +139,52 @@ def show_report(report: Report, *, as_json: bool) -> None:
             print(f"{result.name}: {note}")
 
 
-def _fallback_remark(job: Job, fallen: list[Choice]) -> str:
-    """Return what becomes of rows that do not fit, and what llama-quantize would do."""
-    widths = sorted({c.shape[-1] for c in fallen})
-    ours = sorted({(c.wanted, c.format.name) for c in fallen})
-    text = (
-        f"{len(fallen)} of {len(job.choices)} tensors have rows of {_listed(widths)}, which are no "
-        f"multiple of 256: {', '.join(f'{a} becomes {b}' for a, b in ours)}."
+def _width_remark(job: Job, odd: list[Choice]) -> str:
+    """Say what rows that fit no block of 256 change, and what llama-quantize makes of them."""
+    widths = sorted({c.shape[-1] for c in odd})
+    name = job.settings.recipe.mix.name
+    count = f"{len(odd)} of {len(job.choices)} tensors"
+    text = f"{count} have rows of {_listed(widths)}, which fit no block"
+    theirs = assign(
+        job.checkpoint.tensors,
+        Facts.from_metadata(job.checkpoint.metadata),
+        replace(job.settings.recipe, exact=None, policy="llama.cpp"),
+        has_imatrix=job.settings.has_statistics,
     )
+    llama_cpp = _bits(sum(c.nbytes for c in theirs.values()), job)
     if job.settings.recipe.policy == "llama.cpp":
-        return f"{text} --fallback size keeps the size that was asked for."
-    theirs = sorted({(a, LLAMA_CPP.get(a, a)) for a, _ in ours})
+        return (
+            f"{text} of 256: {name} grows from {nominal_bits(job):.3f} to {llama_cpp:.3f} bits per "
+            "weight. --fallback size finds the best mix of formats of the size it stands for."
+        )
+    if any(c.reason == "size" for c in job.choices):
+        return (
+            f"{text} of 256: formats were chosen for the size that was asked for. llama-quantize "
+            f"makes {name} {llama_cpp:.3f} bits per weight, as --fallback llama.cpp does."
+        )
     return (
-        f"{text} llama-quantize takes {', '.join(f'{b} for {a}' for a, b in theirs)}, which is "
-        "larger: --fallback llama.cpp."
+        f"{text} small enough for {name}, which stands for {nominal_bits(job):.3f} bits per "
+        f"weight: it is {job.bits_per_weight:.3f}."
     )
 
 
-def _because(row: estimate.Row) -> str:
-    if row.reason == "fallback":
-        return f"{row.shape[-1]} is no multiple of 256 for {row.wanted}"
-    return {"mix": "", "kept": "stays as it is", "override": "as asked"}[row.reason]
+def _because(row: estimate.Row, job: Job) -> str:
+    width = row.shape[-1]
+    if row.reason == "size" and job.settings.recipe.bits is not None:
+        return "for the size"
+    if row.wanted and not fits(row.wanted, width):
+        return f"{width} is no multiple of 256 for {row.wanted}"
+    if row.wanted:
+        return f"for the size, {row.wanted} in the type"
+    return {"kept": "stays as it is", "override": "as asked"}.get(row.reason, "")
 
 
 def _nominal(job: Job) -> str:
-    nominal = estimate.nominal_bits(job)
-    if abs(job.bits_per_weight - nominal) < _MANY_BITS * nominal:
+    nominal = nominal_bits(job)
+    if (
+        job.settings.recipe.exact is not None
+        or abs(job.bits_per_weight - nominal) < _MANY_BITS * nominal
+    ):
         return ""
     return f" ({job.settings.recipe.mix.name} would be {nominal:.3f} if all rows fitted)"
 

@@ -21,7 +21,7 @@ from quantcli.engine.generation import Generation
 from quantcli.engine.grammar import Grammars
 from quantcli.engine.options import EngineOptions, EngineStatus, Totals
 from quantcli.engine.pace import Pace
-from quantcli.engine.request import Event, FinishReason, Request
+from quantcli.engine.request import Event, FinishReason, Request, Stats
 from quantcli.engine.sampling import F32, Chooser
 from quantcli.engine.scheduler import Scheduler, Slice
 from quantcli.engine.submission import Submissions
@@ -198,6 +198,17 @@ class Engine:
             n_preempted=self._scheduler.n_preempted,
             **asdict(totals),
         )
+
+    def speedup(self, stats: Stats) -> float | None:
+        """Return how many times as fast as without drafts an answer came, None if it had none.
+
+        Compares with steps of one row as they were measured, so it is meant for an answer that
+        had the engine to itself.
+        """
+        one_row_s = self._pace.seconds(1)
+        if not stats.n_drafted or not stats.decode_s or one_row_s is None:
+            return None
+        return (stats.n_generated - 1) * one_row_s / stats.decode_s
 
     def _take_in(self) -> list[Event]:
         """Take over what was submitted and cancelled; return the last events of the cancelled."""

@@ -15,12 +15,12 @@ from quantcli.arch.hf_keys import decoder_keys
 from quantcli.arch.hugging_face import HuggingFace, is_f32
 from quantcli.arch.hyper import EMBEDDING
 from quantcli.checkpoint import Checkpoint, TensorInfo, Value
-from quantcli.checkpoint.gguf_layout import MAX_DIMS, quoted
+from quantcli.checkpoint.gguf_layout import MAX_DIMS, MAX_STRINGS, quoted
 from quantcli.checkpoint.gguf_write import WriteValue
 from quantcli.checkpoint.made_metadata import made_metadata
 from quantcli.checkpoint.model_card import general_keys
 from quantcli.checkpoint.safetensors import SafetensorsFiles, open_safetensors
-from quantcli.errors import CheckpointError, ModelError
+from quantcli.errors import CheckpointError, ModelError, ShapeError
 from quantcli.huggingface.files import (
     class_name,
     quantization_of,
@@ -134,7 +134,7 @@ def open_model(path: Path, *, pre: str | None = None) -> FolderCheckpoint:
             stack.callback(files.close)
             sources, hf_names = _sources(files, declared, config, table)
             tokenizer = read_tokenizer(path)
-            vocabulary = _vocabulary(tokenizer, declared, config, pre)
+            vocabulary = _vocabulary(tokenizer, declared, config, _n_vocab(config, sources), pre)
             if declared.trims_embedding:
                 _trim(sources, len(vocabulary[TOKENS]))  # type: ignore[arg-type]
             keys = _keys(path, name, declared, config, sources) | vocabulary
@@ -178,10 +178,25 @@ def main_format(sources: Mapping[str, RowSource]) -> str:
     return next(matrices).format.name
 
 
-def _vocabulary(
-    files: TokenizerFiles, declared: HuggingFace, config: HFConfig, pre: str | None
-) -> dict[str, WriteValue]:
+def _n_vocab(config: HFConfig, sources: Mapping[str, RowSource]) -> int | None:
+    """Return how many tokens there are to be; the embedding bounds what a file may ask for."""
     n_vocab = config.integer("vocab_size")
+    n_rows = sources[EMBEDDING].shape[0] if EMBEDDING in sources else MAX_STRINGS
+    if n_vocab is not None and not 1 <= n_vocab <= n_rows:
+        raise ShapeError(
+            f"config.json: vocab_size is {n_vocab}; it must be from 1 to {n_rows}, the rows of the "
+            "embedding."
+        )
+    return n_vocab
+
+
+def _vocabulary(
+    files: TokenizerFiles,
+    declared: HuggingFace,
+    config: HFConfig,
+    n_vocab: int | None,
+    pre: str | None,
+) -> dict[str, WriteValue]:
     keys = vocabulary_keys(files, n_vocab, pre)
     is_pieces = PREFIX + "scores" in keys
     keys |= special_keys(files, config.table, len(keys[TOKENS]) if is_pieces else None)

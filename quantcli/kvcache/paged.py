@@ -197,8 +197,8 @@ class PagedKVCache:
         assert not too_long, (too_long, self.context)
         for page, n in enumerate(n_holders):
             content = self._pages.content(page)
-            is_whole = content is not None and content.key is not None
-            assert n < 2 or is_whole, f"page {page} is shared but not full"
+            is_partial = content is not None and content.key is None
+            assert n < 2 or not is_partial, f"page {page} is shared but not full"
 
     def _n_missing(self, seq: int, n_tokens: int) -> int:
         return max(0, self.n_pages_for(n_tokens) - len(self._tables.get(seq, ())))

@@ -26,7 +26,7 @@ that a run that was broken off goes on with `walk.restore(...)` and ends in the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -34,6 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantcli.formats import F32, BlockFormat
+from quantcli.plan import Op
 from quantcli.qtensor import U8, QTensor
 
 Needs = Literal["nothing", "importance", "hessian"]
@@ -111,10 +112,12 @@ class Layer(Protocol):
     index    the layer's number, or None for what comes after the last
     groups   names of its matrices in plan order; those in one tuple read the same input
     weights  f32 by tensor name, of all its tensors, norms and biases too; folds write here
+    ops      of the plan, from which a fold reads who makes what
     """
 
     index: int | None
     groups: tuple[tuple[str, ...], ...]
+    ops: Sequence[Op]
     weights: dict[str, F32]
 
     def statistics(self, name: str) -> Statistics:
@@ -123,6 +126,10 @@ class Layer(Protocol):
 
     def put(self, name: str, tensor: QTensor) -> None:
         """Replace a matrix by its quantized self in all that follows."""
+        ...
+
+    def changed(self) -> None:
+        """Count statistics anew: a fold has written to `weights`. Nothing may be put yet."""
         ...
 
 

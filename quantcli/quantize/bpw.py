@@ -22,7 +22,8 @@ from quantcli.errors import UsageError
 from quantcli.formats import F32, BlockFormat
 from quantcli.quantize import Statistics
 from quantcli.quantize.fallback import fits
-from quantcli.quantize.job import Job
+from quantcli.quantize.job import Job, prepare
+from quantcli.quantize.mixes import OUTPUT
 from quantcli.quantize.plain import QUANTIZER as PLAIN
 from quantcli.quantize.recipe import Choice
 from quantcli.quantize.sensitivity import Sensitivity
@@ -33,6 +34,7 @@ Progress = Callable[[str, int, int], None]
 CANDIDATES = (
     "q2_k",
     "q3_k",
+    "mxfp4",
     "iq4_xs",
     "q4_k",
     "iq4_nl",
@@ -208,41 +210,80 @@ def _sample(choice: Choice) -> list[Slab]:
     return found
 
 
-def best_formats(
-    job: Job,
-    bits_per_weight: float,
-    sensitivity: Sensitivity,
-    *,
-    n_threads: int,
-    progress: Progress | None = None,
-) -> Allocation:
-    """Return the formats of a job's matrices that lose least at a size.
+def resized(
+    job: Job, bits_per_weight: float, *, n_threads: int, progress: Progress | None = None
+) -> Job:
+    """Return a job with the formats that lose least at a size; what the user has set stays.
 
     bits_per_weight  of the whole file's tensors, at most
-    job              its overrides and what it keeps stay as they are
 
-    Raises UsageError if the size cannot be reached.
+    Raises UsageError if the size cannot be reached, ModelError for a weight that is not finite.
     """
-    free = [c for c in job.choices if c.reason in ("mix", "fallback")]
+    least = least_bits(job)
+    if bits_per_weight < least:
+        raise UsageError(
+            f"{bits_per_weight:.4g} bits per weight cannot be reached: this model takes at least "
+            f"{least:.3f}. Ask for more."
+        )
+    free = free_choices(job)
     fixed = job.nbytes - sum(c.nbytes for c in free)
     budget = int(bits_per_weight * job.n_weights / 8) - fixed
+    settings = job.settings
     errors = measured_errors(
         job.checkpoint,
         free,
         CANDIDATES,
-        job.settings.statistics,
+        settings.statistics,
         n_threads=n_threads,
         progress=progress,
     )
+    sensitivity = Sensitivity(job.hyper.n_layers, OUTPUT not in job.checkpoint.tensors)
     options = {c.name: _options(c, errors[c.name], sensitivity) for c in free}
-    try:
-        return allocate(options, budget)
-    except ValueError as error:
-        least = 8 * (int(error.args[0]) + fixed) / job.n_weights
-        raise UsageError(
-            f"--bpw {bits_per_weight:g} cannot be reached: this model takes at least "
-            f"{least:.3f} bits per weight."
-        ) from None
+    recipe = replace(settings.recipe, exact=allocate(options, budget).formats)
+    return prepare(job.checkpoint, replace(settings, recipe=recipe))
+
+
+def bits_to_keep(job: Job) -> float | None:
+    """Return the bits of a weight to choose formats for: those asked for, or those of the type.
+
+    None for a type where every row fits, where llama.cpp's fallbacks or one format everywhere are
+    wanted, and where the size cannot be reached with blocks that rows fit.
+    """
+    recipe = job.settings.recipe
+    if recipe.bits is not None:
+        return recipe.bits
+    has_fallen = any(c.reason == "fallback" for c in job.choices)
+    if not has_fallen or recipe.policy != "size" or recipe.pure:
+        return None
+    bits = nominal_bits(job)
+    return bits if bits >= least_bits(job) else None
+
+
+def nominal_bits(job: Job) -> float:
+    """Return the bits of a weight that the type would spend if every row fitted its format."""
+    nbits = sum(formats.get(c.wanted).bits_per_weight * c.n_weights for c in job.choices)
+    return nbits / max(1, job.n_weights)
+
+
+def least_bits(job: Job) -> float:
+    """Return the bits of a weight below which no choice of formats gets a model."""
+    free = free_choices(job)
+    nbytes = job.nbytes - sum(c.nbytes for c in free)
+    for choice in free:
+        n_rows, n_in = prod(choice.shape[:-1]), choice.shape[-1]
+        fitting = [formats.get(name) for name in CANDIDATES if fits(name, n_in)]
+        sizes = [fmt.row_nbytes(n_in) for fmt in fitting] or [2 * n_in]
+        nbytes += n_rows * min(sizes)
+    return 8 * nbytes / job.n_weights
+
+
+def free_choices(job: Job) -> list[Choice]:
+    """Return the tensors whose formats are to be chosen for a size.
+
+    Of a type only those that its formats do not fit: the others stay as the type has them.
+    """
+    open_reasons = ("fallback", "size") + (("mix",) if job.settings.recipe.bits else ())
+    return [c for c in job.choices if c.reason in open_reasons]
 
 
 def _options(choice: Choice, errors: Mapping[str, float], sensitivity: Sensitivity) -> list[Option]:

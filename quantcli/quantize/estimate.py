@@ -70,14 +70,6 @@ def short_name(name: str) -> str:
     return ".".join(parts).removesuffix(".weight")
 
 
-def nominal_bits(job: Job) -> float:
-    """Return the bits of a weight that the type would spend if every row fitted its format."""
-    from quantcli import formats
-
-    nbits = sum(formats.get(c.wanted).bits_per_weight * c.n_weights for c in job.choices)
-    return nbits / max(1, job.n_weights)
-
-
 def memory_needed(job: Job, n_threads: int, n_tokens: int = 0) -> int:
     """Return about the most bytes of memory that the work holds at once.
 

@@ -69,7 +69,7 @@ class CalibratedLayer:
     ) -> None:
         """Begin; `entry` is what flows into the layer."""
         self.index = index
-        self.ops = list(ops)
+        self.ops: Sequence[Op] = list(ops)
         self.later = list(later)
         self.weights: dict[str, F32] = _Weights(walk, dict.fromkeys(_weights_of(ops)))
         self._walk = walk
@@ -87,6 +87,7 @@ class CalibratedLayer:
         """
         group = self.group(name)
         if group.input not in self._known:
+            self._known.clear()  # a Hessian may be large: one at a time
             self._known[group.input] = self._collect(group)
         return self._known[group.input]
 

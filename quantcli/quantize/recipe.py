@@ -14,7 +14,7 @@ from quantcli.formats import BlockFormat
 from quantcli.quantize import fallback
 from quantcli.quantize.mixes import EMBEDDINGS, OUTPUT, Mix, Place, choose, kind_of, uniform
 
-Reason = Literal["mix", "kept", "override", "fallback"]
+Reason = Literal["mix", "kept", "override", "fallback", "size"]
 
 # What stays as it is, beside vectors: parts of names. They are small, and what they steer is large.
 # Source: tensor_allows_quantization in llama.cpp's src/llama-quant.cpp.
@@ -84,7 +84,8 @@ class Recipe:
     keep_output  whether the output matrix stays as it is
     pure         whether every matrix gets the mix's default
     policy       what takes a format's place where rows do not fit it
-    exact        formats by name that are already decided, as by `bpw`; the mix has the rest
+    bits         the size that was asked for in place of a type, or None
+    exact        formats by name that `bpw` has chosen for a size, in place of the mix's
     """
 
     mix: Mix
@@ -93,7 +94,8 @@ class Recipe:
     embedding: str | None = None
     keep_output: bool = False
     pure: bool = False
-    policy: fallback.Policy = "size"
+    policy: fallback.Policy = "llama.cpp"
+    bits: float | None = None
     exact: Mapping[str, str] | None = None
 
 
@@ -126,7 +128,7 @@ class Facts:
 class Choice:
     """One tensor's fate.
 
-    wanted   what it would have got if its rows fitted; else equal to `format`
+    wanted   what it would have got if all rows fitted their formats
     """
 
     name: str
@@ -192,13 +194,16 @@ def assign(
         else:
             asked = _asked(name, recipe, is_tied=is_tied)
             chosen, reason = (asked, "override") if asked else (mixed[name], "mix")
+        wanted = chosen
+        if reason == "mix" and recipe.exact is not None and name in recipe.exact:
+            chosen, reason = recipe.exact[name], "size"
         n_in = tensor.shape[-1]
         # a tensor that stays has the source's own rows, which fit
         final = chosen if reason == "kept" else fallback.replacement(chosen, n_in, recipe.policy)
         if final != chosen:
             reason = "fallback"
         choices[name] = Choice(
-            name, tensor.shape, tensor.format, formats.get(final), reason, wanted=chosen
+            name, tensor.shape, tensor.format, formats.get(final), reason, wanted=wanted
         )
     return choices
 
@@ -245,9 +250,7 @@ def _mixed(
             has_imatrix=has_imatrix,
             is_70b=facts.is_70b,
         )
-        if recipe.exact is not None and name in recipe.exact:
-            chosen[name] = recipe.exact[name]
-        elif kind == "output" or (kind == "token_embd" and is_tied):
+        if kind == "output" or (kind == "token_embd" and is_tied):
             chosen[name] = _output_format(row, shape[-1], recipe.policy)
         elif kind == "token_embd":
             chosen[name] = row.embedding or row.default

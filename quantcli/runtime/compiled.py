@@ -59,19 +59,24 @@ class CompiledBackend:
         n_threads: int,
         kv_type: str,
         progress: Progress | None = None,
+        executor: Executor | None = None,
     ) -> None:
-        """Compile what is needed, read the weights, lower the plan."""
+        """Compile what is needed, read the weights, lower the plan.
+
+        executor   another backend's, to compute in turns on its threads; it stays the other's
+        """
         plan = sizing.plan
         # First of all, since it refuses heads that do not fit the cache.
         self._kv = KvStorage([op.heads for op in plan.ops if op.heads], kv_type, cache)
         self._tables = PageTables(cache)
         _compile(_kernels(checkpoint, plan, kv_type), progress)
-        self._executor = Executor(n_threads)
+        self._owns_executor = executor is None
+        self._executor = executor or Executor(n_threads)
         try:
             self._weights = Weights.load(checkpoint, plan.weights, self._executor, progress)
             self._angles = _Angles(plan, self._weights, sizing.memory.context)
         except BaseException:
-            self._executor.close()
+            self.close()
             raise
         self._step = Step(sizing.max_rows, sizing.max_outputs)
         self._max_outputs = sizing.max_outputs
@@ -89,6 +94,11 @@ class CompiledBackend:
         self._trunk = _Segment(self._lowering.trunk, self._executor)
         self._head = _Segment(self._lowering.head, self._executor)
         self._is_cancelled = False  # since the forward that runs, or ran last, began
+
+    @property
+    def executor(self) -> Executor:
+        """The threads, for another backend to share."""
+        return self._executor
 
     def forward(self, batch: Batch) -> F32:
         """Return f32 (len(batch.outputs), n_vocab), valid until the next call."""
@@ -141,7 +151,8 @@ class CompiledBackend:
 
     def close(self) -> None:
         """Stop the threads."""
-        self._executor.close()
+        if self._owns_executor:
+            self._executor.close()
 
     def _run_trunk(self, batch: Batch) -> None:
         self._executor.forget_cancel()

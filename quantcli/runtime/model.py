@@ -100,6 +100,7 @@ class Model:
         n_sequences: int = 1,
         backend: str = "compiled",
         progress: Progress | None = None,
+        beside: Model | None = None,
     ) -> Model:
         """Check a checkpoint, read its weights and make room for its KV cache.
 
@@ -107,6 +108,7 @@ class Model:
         n_threads    None: what this machine is best run with
         n_sequences  sequences that can be open at once, each with a whole context
         progress     called with what is being done, how much is done and of how much
+        beside       a model to compute in turns with, on its threads; it is to be closed last
 
         Raises what `size_model` raises, and UsageError for an unknown cache, KV type or backend.
         """
@@ -126,7 +128,12 @@ class Model:
         else:
             from quantcli.runtime.compiled import CompiledBackend
 
-            runner = CompiledBackend(checkpoint, sizing, accounting, threads, kv_type, progress)
+            executor = None
+            if beside is not None and isinstance(beside._backend, CompiledBackend):
+                executor, threads = beside._backend.executor, beside.n_threads
+            runner = CompiledBackend(
+                checkpoint, sizing, accounting, threads, kv_type, progress, executor
+            )
         return cls(sizing, accounting, runner, threads, is_compiled=backend == "compiled")
 
     def forward(self, batch: Batch) -> F32:

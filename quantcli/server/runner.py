@@ -91,9 +91,10 @@ class Runner:
         """Wrap an engine that nothing else steps."""
         self._engine = engine
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._lock = threading.Lock()  # of the next six
+        self._lock = threading.Lock()  # of the next seven
         self._inboxes: dict[int, tuple[Inbox, int]] = {}  # by request
         self._n_choices: dict[int, int] = {}  # of each request, how many are still open
+        self._silent: set[int] = set()  # requests without an event so far
         self._n_submitting = 0
         self._early: dict[int, list[Event]] = {}  # events that came while one was submitted
         self._outbox: list[tuple[Inbox, int, Event]] = []
@@ -144,6 +145,7 @@ class Runner:
                 if number >= 0:
                     self._inboxes[number] = (inbox, key)
                     self._n_choices[number] = request.n
+                    self._silent.add(number)
                     self._place(self._early.pop(number, []))
                 if not self._n_submitting:
                     self._early.clear()
@@ -155,6 +157,7 @@ class Runner:
         with self._lock:
             self._inboxes.pop(number, None)
             self._n_choices.pop(number, None)
+            self._silent.discard(number)
         self._engine.cancel(number)
         self._wake.set()
 
@@ -212,6 +215,9 @@ class Runner:
                     self._early.setdefault(event.request, []).append(event)
                 continue
             self._outbox.append((*place, event))
+            if event.request in self._silent:
+                is_urgent = True  # a first token is waited for
+                self._silent.discard(event.request)
             if event.finish is not None:
                 is_urgent = True
                 self._close_choice(event.request)
@@ -255,6 +261,7 @@ class Runner:
             places = list(self._inboxes.items())
             self._inboxes.clear()
             self._n_choices.clear()
+            self._silent.clear()
         for number, (inbox, _) in places:
             self._engine.cancel(number)
             if self._loop is not None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from quantcli.engine.request import GrammarSpec, SamplingParams
 from quantcli.server.fields import MAX_INT, Fields, refuse, shown
+from quantcli.server.schemas import closed
 from quantcli.server.settings import Limits
 
 # Field: (parameter, lowest, highest).
@@ -121,7 +122,7 @@ def schema_spec(schema: object, limits: Limits, place: str) -> GrammarSpec:
     """Return the grammar of a JSON schema."""
     if not isinstance(schema, dict):
         refuse(f"{place} is {shown(schema)}; it should be a JSON schema, an object.", place)
-    text = json.dumps(schema)
+    text = json.dumps(closed(schema))
     if len(text) > limits.schema_nbytes:
         refuse(
             f"{place} takes {len(text)} bytes; at most {limits.schema_nbytes} are allowed.", place

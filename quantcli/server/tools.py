@@ -9,10 +9,13 @@ from dataclasses import dataclass
 
 from quantcli.engine.request import GrammarSpec
 from quantcli.server.fields import Fields, refuse
+from quantcli.server.schemas import closed
 from quantcli.server.settings import Limits
 from quantcli.server.tool_calls import STYLES, Style, style_of
 
 _NAME = re.compile(r"[a-zA-Z0-9_.:-]{1,128}")
+
+_NO_PARAMETERS: Mapping[str, object] = {"type": "object", "properties": {}}
 
 # For models whose template knows no tools.
 _INSTRUCTIONS = """\
@@ -35,7 +38,7 @@ class Tools:
     """
 
     tools: tuple[Mapping[str, object], ...]
-    parameters: Mapping[str, object]
+    parameters: Mapping[str, Mapping[str, object]]
     choice: str
     is_parallel: bool
     style: Style
@@ -66,7 +69,7 @@ class Tools:
         )
 
     def _call(self, name: str) -> dict[str, object]:
-        parameters = self.parameters[name]
+        parameters = closed(self.parameters[name])
         return {
             "type": "object",
             "properties": {"name": {"const": name}, self.style.argument: parameters},
@@ -83,7 +86,7 @@ def read_tools(fields: Fields, limits: Limits, template: str, *, takes_tools: bo
     Raises RequestError for tools that are malformed, and for a choice that is none of them.
     """
     tools: list[Mapping[str, object]] = []
-    parameters: dict[str, object] = {}
+    parameters: dict[str, Mapping[str, object]] = {}
     for entry in fields.objects("tools", limits.n_tools):
         entry.one_of("type", ("function",), "function")
         function = entry.object("function")
@@ -93,7 +96,7 @@ def read_tools(fields: Fields, limits: Limits, template: str, *, takes_tools: bo
         if name in parameters:
             refuse(f"{function.where}name {name!r} is used twice.", function.where + "name")
         schema = function.object("parameters")
-        values = schema.values if schema else {"type": "object", "properties": {}}
+        values = schema.values if schema else _NO_PARAMETERS
         description = function.text("description")
         parameters[name] = values
         shown = {"name": name, "description": description or "", "parameters": values}

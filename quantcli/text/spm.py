@@ -147,9 +147,13 @@ def pieces_of_model(model: bytes) -> Pieces:
     processor = SentencePieceProcessor()
     try:
         processor.LoadFromSerializedProto(model)
+        ids = list(range(processor.vocab_size()))
+        texts = processor.id_to_piece(ids)
+    except UnicodeDecodeError as error:  # a piece, or what the library says about one
+        raise CheckpointError(f"tokenizer.model holds text that is not UTF-8: {error}.") from error
     except RuntimeError as error:
-        raise CheckpointError(f"tokenizer.model is no SentencePiece model: {error}") from error
-    ids = list(range(processor.vocab_size()))
+        words = " ".join(str(error).split())[:160]
+        raise CheckpointError(f"tokenizer.model is no SentencePiece model: {words}.") from error
     kinds = [int(Kind.NORMAL)] * len(ids)
     for kind, flags in (
         (Kind.BYTE, processor.is_byte(ids)),
@@ -160,7 +164,7 @@ def pieces_of_model(model: bytes) -> Pieces:
         for token in ids:
             if flags[token]:
                 kinds[token] = int(kind)
-    return Pieces(processor.id_to_piece(ids), processor.get_score(ids), kinds)
+    return Pieces(texts, processor.get_score(ids), kinds)
 
 
 def _processor(proto: bytes) -> SentencePieceProcessor:

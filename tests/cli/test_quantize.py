@@ -113,12 +113,26 @@ def test_a_dry_run_shows_what_a_run_then_does_and_writes_nothing(
 def test_a_dry_run_for_people_names_sizes_fallbacks_memory_and_time(
     models: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, out, err = run(capsys, models / "m-F16.gguf", "--dry-run", "--fallback", "llama.cpp")
+    code, out, err = run(capsys, models / "m-F16.gguf", "--dry-run")
     assert (code, err) == (0, "")
     assert re.search(r"attn_q +128 x 128 +2 +f16 +q5_0 +5\.500 .*128 is no multiple of 256", out)
     assert re.search(r"memory +\d+ MB of ", out)
     assert re.search(r"time +about \d+ s with", out)
-    assert "q4_k becomes q5_0" in out
+    assert re.search(r"q4_k_m grows from 5\.\d+ to 6\.\d+ bits per weight", out)
+
+
+def test_a_type_can_keep_its_size_where_rows_fit_no_block(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (
+        models / "m-F16.gguf", "-o", tmp_path / "o.gguf", "--dry-run", "--fallback", "size",
+    )  # fmt: skip
+    plan = parsed(capsys, *words)
+    assert plan["bits_per_weight"] <= plan["nominal_bits_per_weight"]
+    assert any("as --fallback llama.cpp does" in line for line in plan["remarks"])
+    code, out, _ = run(capsys, *words, "--type", "q2_k")
+    assert code == 0
+    assert "small enough for q2_k" in out
 
 
 def test_formats_can_be_asked_for_one_by_one(
@@ -274,7 +288,8 @@ def test_a_size_that_cannot_be_reached_is_refused_with_the_least(
 ) -> None:
     words = (models / "wide.gguf", "--bpw", 1.5, "-o", tmp_path / "out.gguf")
     assert re.search(
-        r"2 error: --bpw 1\.5 cannot be reached: .* at least \d\.\d+", refused(capsys, *words)
+        r"2 error: 1\.5 bits per weight cannot be reached: .* at least \d\.\d+",
+        refused(capsys, *words),
     )
     said = refused(capsys, models / "wide.gguf", "--bpw", 4, "--type", "q4_0")
     assert said.startswith("2 error: --bpw chooses the formats itself")

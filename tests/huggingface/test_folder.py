@@ -112,9 +112,15 @@ def test_a_missing_configuration_is_named(folder: Path) -> None:
             CheckpointError,
             "factor of RoPE is 0; it must be above 0",
         ),
+        (
+            {"head_dim": 2**31, "rope_scaling": {"rope_type": "llama3", "factor": 8}},
+            CheckpointError,
+            "heads are 2147483648 wide; at most 4096",
+        ),
         ({"rope_parameters": {"full_attention": 3}}, CheckpointError, "an object of objects"),
         ({"vocab_size": None}, CheckpointError, "vocab_size is null|vocab_size"),
-        ({"vocab_size": 400}, ShapeError, "334 rows, but must have one for each of the 400"),
+        ({"vocab_size": 400}, ShapeError, "vocab_size is 400; it must be from 1 to 334"),
+        ({"vocab_size": 2**31}, ShapeError, "vocab_size is 2147483648"),
         ({"num_local_experts": 8}, CheckpointError, "expert_used_count is missing"),
         (
             {"quantization_config": {"quant_method": "fp8"}},
@@ -315,3 +321,9 @@ def test_every_value_of_every_key_may_be_of_any_type(tmp_path: Path) -> None:
                 with suppress(ModelError):
                     open_model(folder, pre="gpt-2").close()
                 (folder / name).write_bytes(good)
+
+
+def test_a_piece_that_is_not_utf_8_is_told(folder: Path) -> None:
+    path = folder / "tokenizer.model"
+    path.write_bytes(path.read_bytes().replace(b"<turn>", b"<t\xffrn>"))
+    refused(folder, CheckpointError, r"tokenizer\.model holds text that is not UTF-8")

@@ -13,8 +13,9 @@ from fake_quantize import Rounding
 from tiny import write_tiny
 
 from quantcli.checkpoint import Checkpoint, open_checkpoint
-from quantcli.errors import CheckpointError
+from quantcli.errors import CheckpointError, UsageError
 from quantcli.quantize import estimate, verify
+from quantcli.quantize.bpw import bits_to_keep, nominal_bits, resized
 from quantcli.quantize.job import Job, Settings, prepare
 from quantcli.quantize.mixes import mix
 from quantcli.quantize.pipeline import run
@@ -27,7 +28,7 @@ from quantcli.quantize.sensitivity import PRIOR, Overlay, Sensitivity, group_of,
 @pytest.fixture
 def source(tmp_path: Path) -> Iterator[Checkpoint]:
     path = tmp_path / "source.gguf"
-    write_tiny(path, "llama", weight_format="f16", n_layers=3, context=128)
+    write_tiny(path, "llama", weight_format="f16", n_layers=3, context=128, d_ff=256)
     with open_checkpoint(path) as checkpoint:
         yield checkpoint
 
@@ -57,9 +58,28 @@ def test_what_a_type_stands_for_is_told_from_what_fallbacks_make_of_it(
     theirs = prepare(source, Settings(Recipe(mix("q4_k_m"), policy="llama.cpp")))
     ours = prepare(source, Settings(Recipe(mix("q4_k_m"), policy="size")))
     assert ours.nbytes < theirs.nbytes
-    assert ours.bits_per_weight <= estimate.nominal_bits(ours)
-    fits = prepare(source, Settings(Recipe(mix("q4_0"))))
-    assert estimate.nominal_bits(fits) >= fits.bits_per_weight
+    assert ours.bits_per_weight <= nominal_bits(ours)
+    assert bits_to_keep(theirs) is None
+    assert bits_to_keep(ours) == nominal_bits(ours)
+
+
+def test_the_size_of_a_type_is_kept_by_choosing_formats_anew(source: Checkpoint) -> None:
+    job = prepare(source, Settings(Recipe(mix("q5_k_m"), policy="size")))
+    bits = bits_to_keep(job)
+    assert bits is not None
+    kept = resized(job, bits, n_threads=2)
+    assert bits * 0.98 < kept.bits_per_weight <= bits
+    assert {c.reason for c in kept.choices} == {"mix", "size", "kept"}
+    for before, after in zip(job.choices, kept.choices, strict=True):
+        assert (after.reason == "size") == (before.reason == "fallback")
+    assert [c.wanted for c in kept.choices] == [c.wanted for c in job.choices]
+
+
+def test_a_size_that_no_fitting_block_reaches_is_not_kept(source: Checkpoint) -> None:
+    job = prepare(source, Settings(Recipe(mix("q2_k"), policy="size")))
+    assert bits_to_keep(job) is None
+    with pytest.raises(UsageError, match="cannot be reached: this model takes at least"):
+        resized(job, nominal_bits(job), n_threads=1)
 
 
 def test_memory_grows_with_threads_and_by_layer_with_hessians_and_tokens(
@@ -70,7 +90,7 @@ def test_memory_grows_with_threads_and_by_layer_with_hessians_and_tokens(
     more = estimate.memory_needed(layered, 1, 1000) - estimate.memory_needed(layered, 1)
     assert more == 2 * 4 * 1000 * job.hyper.d_model
     layer = sum(c.n_weights for c in job.choices if c.name.startswith("blk.0."))
-    hessians = 2 * 4 * 192**2  # of the widest input
+    hessians = 2 * 4 * 256**2  # of the widest input
     base = estimate.memory_needed(job, 1)
     assert estimate.memory_needed(layered, 1) == base + int(1.3 * 4 * layer) + hessians
 

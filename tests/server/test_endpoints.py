@@ -11,6 +11,9 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from jsonschema import validate
+from openai import OpenAI
+from openai_schemas import EMBEDDINGS
 from running_server import Running, running, tokenizer
 
 from quantcli.server.embeddings import coded
@@ -125,6 +128,59 @@ def test_a_template_that_refuses_a_conversation_says_why() -> None:
         response = server.chat()
         assert response.status_code == 400
         assert "roles must alternate" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("pooling", [None, "mean", "last"])
+def test_embeddings_are_of_length_1_and_in_the_order_asked(
+    server: Running, pooling: str | None
+) -> None:
+    texts = ["the", "a cat", "the cat on the mat " * 12, "x"] * 3
+    body = {"input": texts, "pooling": pooling}
+    response = server.post("/v1/embeddings", body)
+    validate(response.json(), EMBEDDINGS)
+    found = [entry["embedding"] for entry in response.json()["data"]]
+    for text, vector in zip(texts, found, strict=True):
+        ids = TOKENS.encode(text)
+        states = np.array([(token, i, 1) for i, token in enumerate(ids)], np.float64)
+        expected = states[-1] if pooling == "last" else states.mean(axis=0)
+        np.testing.assert_allclose(vector, expected / np.linalg.norm(expected), rtol=1e-5)
+    n_tokens = sum(len(TOKENS.encode(text)) for text in texts)
+    assert response.json()["usage"] == {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
+    assert server.is_empty()
+
+
+def test_embeddings_in_base64_are_what_openais_client_reads(server: Running) -> None:
+    body = {"input": [[5, 6], [7]], "encoding_format": "base64"}
+    entries = server.post("/v1/embeddings", body).json()["data"]
+    decoded = [np.frombuffer(base64.b64decode(e["embedding"]), "<f4") for e in entries]
+    assert [v.shape for v in decoded] == [(3,), (3,)]
+    with (
+        server.client() as http,
+        OpenAI(base_url=f"{server.url}/v1", api_key="x", http_client=http) as client,
+    ):
+        answer = client.embeddings.create(model="m", input=["the"])
+        assert len(answer.data[0].embedding) == 3
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"input": []},
+        {"input": 7},
+        {"input": ["a"] * 300},
+        {"input": "a", "encoding_format": "hex"},
+        {"input": "a", "pooling": "cls"},
+        {"input": "a", "dimensions": 2},
+        {"input": "x " * 2000},
+        {"input": [[10**9]]},
+    ],
+    ids=range(9),
+)
+def test_embeddings_that_cannot_be(server: Running, body: object) -> None:
+    response = server.post("/v1/embeddings", body)
+    assert response.status_code == 400
+    assert response.json()["error"]["message"]
 
 
 def test_vectors_are_told_as_numbers_or_base64_of_little_endian_floats() -> None:

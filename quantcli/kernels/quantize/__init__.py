@@ -14,7 +14,7 @@ import numpy as np
 from quantcli.formats import F32, U8, BlockFormat, Blocks
 from quantcli.kernels.quantize import plain, search
 from quantcli.kernels.quantize.layouts import LAYOUTS, Layout
-from quantcli.kernels.quantize.nearest import nearest_codes
+from quantcli.kernels.quantize.nearest import find
 
 _SLAB = 2**18  # weights at a time: bounds temporary arrays and keeps them in the cache
 
@@ -75,10 +75,7 @@ def fit(weights: F32, fmt: BlockFormat, importance: F32 | None = None) -> Grid:
 
 def nearest(grid: Grid, weights: F32) -> U8:
     """Return the code u8 (n_rows, n_in) of the level nearest to each weight."""
-    codes = np.empty(weights.shape, np.uint8)
-    uniform = LAYOUTS[grid.format.name].is_uniform
-    nearest_codes(weights, grid.scales, grid.minima, grid.levels, grid.group, uniform, codes)
-    return codes
+    return find(weights, grid.scales, grid.minima, grid.levels)
 
 
 def assemble(grid: Grid, codes: U8) -> U8:

@@ -207,6 +207,7 @@ def _affine(src, largest):
     bottom = hmin(minimum(low, high))
     if bottom == f32(0.0):
         bottom = _first_zero(src)
+    bottom = _bounded(bottom)
     d = _bounded((hmax(maximum(low, high)) - bottom) / largest)
     inverse, start, half = splat(_inverse(d)), splat(bottom), splat(f32(0.5))
     return d, bottom, (low - start) * inverse + half, (high - start) * inverse + half
@@ -239,7 +240,7 @@ def q4_1(src, n_blocks, dst):
         at = dst + 20 * i
         d, bottom, low, high = _affine(src + 4 * _WEIGHTS * i, f32(15.0))
         store_f16(at, d)
-        store_f16(at + 2, _bounded(bottom))
+        store_f16(at + 2, bottom)
         store_nibbles(at + 4, low, high)
 
 
@@ -250,7 +251,7 @@ def q5_1(src, n_blocks, dst):
         at = dst + 24 * i
         d, bottom, low, high = _affine(src + 4 * _WEIGHTS * i, f32(31.0))
         store_f16(at, d)
-        store_f16(at + 2, _bounded(bottom))
+        store_f16(at + 2, bottom)
         store_fives(at + 8, at + 4, low, high)
 
 

@@ -25,12 +25,12 @@ from quantcli.kernels.quantize.lanes import (
 )
 from quantcli.kernels.quantize.levels import whole_level
 from quantcli.kernels.simd import (
-    load_f32,
     load_f32x16,
     maximum,
     minimum,
     select_less,
     splat,
+    splat_f32_at,
     store_f32x16,
     view,
 )
@@ -87,7 +87,8 @@ def line(found, is_free):
 def best_line(x, v, n, a, high, is_free):
     """Return the scale and minimum that suit a group best.
 
-    A trial is a pair: how many code steps the range is cut at its bottom and at its top.
+    A trial is a pair: how many code steps the range is cut at its bottom and at its top. Then come
+    trials around the best so far: factors of its inverse scale.
     """
     zero = splat(f32(0.0))
     bottom, top = splat(HUGE), negate(splat(HUGE))
@@ -102,19 +103,15 @@ def best_line(x, v, n, a, high, is_free):
         bottom, low = minimum(bottom, zero), maximum(low, zero)
     best = loss(x, v, n, scale, low, high)
     step = (top - bottom) * reciprocal(high)
-    for t in range(a.n_trials):
-        cut, cut_top = splat(load_f32(a.trials + 8 * t)), splat(load_f32(a.trials + 8 * t + 4))
-        start = bottom + cut * step
-        inverse = high * reciprocal(top - cut_top * step - start)
-        its_scale, its_low = line(sums(x, v, n, inverse, negate(start), high), is_free)
-        its_loss = loss(x, v, n, its_scale, its_low, high)
-        scale = select_less(its_loss, best, its_scale, scale)
-        low = select_less(its_loss, best, its_low, low)
-        best = minimum(its_loss, best)
-    for t in range(a.n_fine):
-        factor, shift = splat(load_f32(a.fine + 8 * t)), splat(load_f32(a.fine + 8 * t + 4))
-        found = sums(x, v, n, factor * reciprocal(scale), low + shift * scale, high)
-        its_scale, its_low = line(found, is_free)
+    for t in range(a.n_trials + a.n_fine):
+        if t < a.n_trials:
+            cut, cut_top = splat_f32_at(a.trials + 8 * t), splat_f32_at(a.trials + 8 * t + 4)
+            offset = negate(bottom + cut * step)
+            inverse = high * reciprocal(top - cut_top * step + offset)
+        else:
+            inverse = splat_f32_at(a.fine + 4 * (t - a.n_trials)) * reciprocal(scale)
+            offset = low
+        its_scale, its_low = line(sums(x, v, n, inverse, offset, high), is_free)
         its_loss = loss(x, v, n, its_scale, its_low, high)
         scale = select_less(its_loss, best, its_scale, scale)
         low = select_less(its_loss, best, its_low, low)
@@ -189,7 +186,7 @@ def _multiples(values, weights, n_groups, largest, trials, n_trials, unit):
         top = maximum(load_f32x16(values + LINE * g), top)
     d0, d1, c0, c1 = zero, zero, splat(HUGE), splat(HUGE)
     for t in range(n_trials):
-        tried = storable(top * reciprocal(splat(load_f32(trials + 4 * t))), unit)
+        tried = storable(top * reciprocal(splat_f32_at(trials + 4 * t)), unit)
         inverse, cost = reciprocal(tried), zero
         for g in range(n_groups):
             value = load_f32x16(values + LINE * g)
@@ -267,19 +264,26 @@ def _shared(x, v, a, unit, high):
 
 @njit
 def fit_minimum(args):
-    """Fit formats with minima."""
+    """Fit d and dmin of formats without sub-scales."""
     a = view(args, ARGS)
-    x, v, high = a.x, a.v, splat(a.high)
+    for first in range(0, a.n_blocks, LANES):
+        unit = load_tile(a, first)
+        d, dmin = _single(a.x, a.v, a, unit, splat(a.high))
+        store_f32x16(a.d + 4 * first, d * unit)
+        store_f32x16(a.dmin + 4 * first, dmin * unit)
+
+
+@njit
+def fit_minimum_shared(args):
+    """Fit d, dmin, sub-scales and sub-minima."""
+    a = view(args, ARGS)
     n_groups = a.width // a.group
     for first in range(0, a.n_blocks, LANES):
         unit = load_tile(a, first)
-        if a.s_low < a.s_high:
-            d, dmin = _shared(x, v, a, unit, high)
-            out = LINE * (first // LANES * n_groups)
-            for g in range(n_groups):
-                store_f32x16(a.s + out + LINE * g, load_f32x16(a.scratch + LINE * g))
-                store_f32x16(a.m + out + LINE * g, load_f32x16(a.scratch + LINE * (LANES + g)))
-        else:
-            d, dmin = _single(x, v, a, unit, high)
+        d, dmin = _shared(a.x, a.v, a, unit, splat(a.high))
         store_f32x16(a.d + 4 * first, d * unit)
         store_f32x16(a.dmin + 4 * first, dmin * unit)
+        out = LINE * (first // LANES * n_groups)
+        for g in range(n_groups):
+            store_f32x16(a.s + out + LINE * g, load_f32x16(a.scratch + LINE * g))
+            store_f32x16(a.m + out + LINE * g, load_f32x16(a.scratch + LINE * (LANES + g)))

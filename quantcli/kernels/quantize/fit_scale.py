@@ -29,12 +29,12 @@ from quantcli.kernels.quantize.levels import (
     whole_level,
 )
 from quantcli.kernels.simd import (
-    load_f32,
     load_f32x16,
     maximum,
     minimum,
     select_less,
     splat,
+    splat_f32_at,
     store_f32x16,
     view,
 )
@@ -76,9 +76,9 @@ def best_scale(x, v, n, a, low, high, levels):
     best, scale, curvature = splat(f32(-1.0)), zero, zero
     for t in range(a.n_trials + a.n_fine):
         if t < a.n_trials:
-            inverse = splat(load_f32(a.trials + 4 * t)) * inverse_top
+            inverse = splat_f32_at(a.trials + 4 * t) * inverse_top
         else:
-            inverse = splat(load_f32(a.fine + 8 * (t - a.n_trials))) * reciprocal(scale)
+            inverse = splat_f32_at(a.fine + 4 * (t - a.n_trials)) * reciprocal(scale)
         sum_xl, sum_ll = moments(x, v, n, inverse, low, high, levels)
         fitted = sum_xl * reciprocal(sum_ll)
         explained = fitted * sum_xl
@@ -151,7 +151,7 @@ def candidates(scales, curvatures, n_groups, a, unit):
     d0, d1, d2 = zero, zero, zero
     c0, c1, c2 = splat(HUGE), splat(HUGE), splat(HUGE)
     for t in range(a.n_d_trials):
-        tried = storable(top * reciprocal(splat(load_f32(a.d_trials + 4 * t))), unit)
+        tried = storable(top * reciprocal(splat_f32_at(a.d_trials + 4 * t)), unit)
         inverse, cost = reciprocal(tried), zero
         for g in range(n_groups):
             scale = load_f32x16(scales + LINE * g)
@@ -195,32 +195,50 @@ def _shared(x, v, a, unit, low, high, levels):
 
 
 @inline
-def _fit(args, levels):
+def _fit_single(args, levels):
     a = view(args, ARGS)
-    x, v = a.x, a.v
     low, high = splat(a.low), splat(a.high)
     for first in range(0, a.n_blocks, LANES):
         unit = load_tile(a, first)
-        if a.s_low < a.s_high:
-            d = _shared(x, v, a, unit, low, high, levels)
-            for g in range(a.width // a.group):
-                s = load_f32x16(a.scratch + LINE * g)
-                store_f32x16(a.s + LINE * (first // LANES * (a.width // a.group) + g), s)
-        else:
-            d = _single(x, v, a, unit, low, high, levels)
+        d = _single(a.x, a.v, a, unit, low, high, levels)
         store_f32x16(a.d + 4 * first, d * unit)
+
+
+@inline
+def _fit_shared(args, levels):
+    a = view(args, ARGS)
+    low, high, n_groups = splat(a.low), splat(a.high), a.width // a.group
+    for first in range(0, a.n_blocks, LANES):
+        unit = load_tile(a, first)
+        d = _shared(a.x, a.v, a, unit, low, high, levels)
+        store_f32x16(a.d + 4 * first, d * unit)
+        out = LINE * (first // LANES * n_groups)
+        for g in range(n_groups):
+            store_f32x16(a.s + out + LINE * g, load_f32x16(a.scratch + LINE * g))
 
 
 @njit
 def fit_whole(args):
-    """Fit formats whose levels are whole numbers in a row."""
-    _fit(args, WHOLE_LEVELS)
+    """Fit d of formats whose levels are whole numbers in a row."""
+    _fit_single(args, WHOLE_LEVELS)
+
+
+@njit
+def fit_whole_shared(args):
+    """Fit d and sub-scales of formats whose levels are whole numbers in a row."""
+    _fit_shared(args, WHOLE_LEVELS)
 
 
 @njit
 def fit_iq4(args):
-    """Fit formats with the uneven levels of iq4_nl."""
-    _fit(args, IQ4_LEVELS)
+    """Fit d of iq4_nl."""
+    _fit_single(args, IQ4_LEVELS)
+
+
+@njit
+def fit_iq4_shared(args):
+    """Fit d and sub-scales of iq4_xs."""
+    _fit_shared(args, IQ4_LEVELS)
 
 
 @njit
@@ -237,7 +255,7 @@ def fit_e2m1(args):
         d, best = zero, splat(HUGE)
         for k in range(a.n_trials):
             # Blocks are scaled so that the largest magnitude lies in [1, 2).
-            tried = select_equal(top, zero, zero, splat(load_f32(a.trials + 4 * k)))
+            tried = select_equal(top, zero, zero, splat_f32_at(a.trials + 4 * k))
             its_loss = loss(a.x, a.v, a.width, tried, zero, zero, E2M1_LEVELS)
             d = select_less(its_loss, best, tried, d)
             best = minimum(its_loss, best)

@@ -223,7 +223,8 @@ def _mx_scale(blocks: Blocks) -> tuple[F32, F32]:
 def _mx_header(d: F32, dmin: F32, s: I32, m: I32) -> Blocks:
     blocks = np.zeros(len(d), mxfp4.BLOCK)
     exponent = np.frexp(d)[1] + 127  # d is a power of two
-    blocks["e"] = np.where(d > 0, np.clip(exponent, 0, 254), 0)
+    # With 253 the larger levels would be infinite.
+    blocks["e"] = np.where(d > 0, np.clip(exponent, 0, 252), 0)
     return blocks
 
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
 
 from quantcli.formats import F32, U8
-from quantcli.kernels.quantize.fit_minimum import fit_minimum
-from quantcli.kernels.quantize.fit_scale import fit_e2m1, fit_iq4, fit_whole
+from quantcli.kernels.quantize.fit_minimum import fit_minimum, fit_minimum_shared
+from quantcli.kernels.quantize.fit_scale import (
+    fit_e2m1,
+    fit_iq4,
+    fit_iq4_shared,
+    fit_whole,
+    fit_whole_shared,
+)
 from quantcli.kernels.quantize.lanes import ARGS, LANES, LINE, SCRATCH_LINES
 from quantcli.kernels.quantize.layouts import I32, LAYOUTS, Layout
 from quantcli.kernels.quantize.plain_iq4 import plain_iq4
@@ -27,7 +34,7 @@ _PLAIN = {
     "iq4_nl": (0.0, 0.0, 0, 0),
     "iq4_xs": (0.0, 0.0, 0, 0),
 }
-_FITS = {"iq4_nl": fit_iq4, "iq4_xs": fit_iq4, "mxfp4": fit_e2m1}
+_FITS = {"iq4_nl": fit_iq4, "iq4_xs": fit_iq4_shared, "mxfp4": fit_e2m1}
 PLAIN = frozenset(_PLAIN)
 
 
@@ -70,9 +77,17 @@ def fit(weights: F32, layout: Layout, importance: F32 | None) -> Header:
     a["trials"], a["n_trials"] = trials.ctypes.data, len(trials)
     a["fine"], a["n_fine"] = fine.ctypes.data, len(fine)
     a["d_trials"], a["n_d_trials"] = ends.ctypes.data, len(ends)
-    kernel = _FITS.get(layout.name, fit_whole if layout.m_range is None else fit_minimum)
-    kernel(a.ctypes.data)
+    _kernel(layout)(a.ctypes.data)
     return run.header()
+
+
+def _kernel(layout: Layout) -> Callable[[int], None]:
+    """Return the compiled search of a format."""
+    if layout.name in _FITS:
+        return _FITS[layout.name]  # type: ignore[no-any-return]
+    if layout.m_range is None:
+        return fit_whole if layout.s_range is None else fit_whole_shared  # type: ignore[no-any-return]
+    return fit_minimum if layout.s_range is None else fit_minimum_shared  # type: ignore[no-any-return]
 
 
 def plain(weights: F32, layout: Layout) -> tuple[Header, U8]:
@@ -96,14 +111,14 @@ def _counts(importance: F32 | None, n_in: int) -> F32:
     mean = float(np.mean(importance, dtype=np.float64))
     if not 0 < mean < np.inf:
         return np.ones(n_in, np.float32)
-    return (importance.astype(np.float64) / mean + 1e-6).astype(np.float32)
+    return np.maximum(importance.astype(np.float64) / mean, 2.0**-20).astype(np.float32)
 
 
 # Where a trial puts a group's largest magnitude, in code steps beyond the last code. Outliers whose
 # error counts little are clipped for the sake of the others.
-_BEYOND = np.array([-0.8, -0.3, 0.2, 0.7, 1.2, 1.8, 2.5, 3.3, 4.3, 6.0])
+_BEYOND = np.array([-0.8, -0.4, 0.0, 0.5, 1.1, 1.8, 2.5, 3.3, 4.3, 6.0])
 # How much of a range is cut at an end, in code steps of at most 1/8 of the range.
-_CUT = np.array([-0.4, 0.2, 0.8, 1.6, 2.4])
+_CUT = np.array([-0.4, 0.0, 0.7, 1.5, 2.4])
 # Trials around the best so far, in units of one step at the last code; the first two fit again.
 _AROUND = np.array([0, 0, -1.2, -0.9, -0.7, -0.5, -0.3, -0.15, 0.15, 0.3, 0.5, 0.7, 0.9, 1.2])
 
@@ -132,5 +147,4 @@ def _trials(name: str) -> tuple[F32, F32, F32]:
         trials = np.geomspace(0.8, 10, 30)
     else:
         trials = np.concatenate([low - _BEYOND * step, high + _BEYOND * step])
-    fine = np.stack([around, np.zeros(len(around))], axis=-1)
-    return trials.astype(np.float32), fine.astype(np.float32), ends.astype(np.float32)
+    return trials.astype(np.float32), around.astype(np.float32), ends.astype(np.float32)
