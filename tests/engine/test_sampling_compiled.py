@@ -195,9 +195,10 @@ def test_the_same_weights_as_the_reference(n: int) -> None:
         packed = settings(params)
         for row in rows(n, generator):
             ids, weights = compiled.weigh(row, params, packed)
-            same_ids, same_weights = reference.weigh(row, params, packed)
-            assert ids.tolist() == same_ids.tolist()
-            assert weights.tolist() == same_weights.tolist()
+            other_ids, other = reference.weigh(row, params, packed)
+            # Some weigh nothing; the compiled loop looks no deeper than it must.
+            assert ids[weights > 0].tolist() == other_ids[other > 0].tolist()
+            assert weights[weights > 0].tolist() == other[other > 0].tolist()
             u = generator.random()
             assert compiled.choose(row, params, packed, u) == draw(ids, weights, u)
 
