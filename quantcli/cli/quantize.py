@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from quantcli.quantize.recipe import Recipe
 
 DEFAULT_TYPE = "q4_k_m"
+DEFAULT_TOKENS = 32768
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,32 @@ class RecipeOptions:
 class MethodOptions:
     """How the codes are chosen, and from what."""
 
+    gptq: Annotated[
+        bool,
+        Option("--gptq", help="Let later weights make good what rounding earlier ones costs."),
+    ] = False
+    awq: Annotated[
+        bool,
+        Option("--awq", help="Scale inputs first, so that what matters rounds better."),
+    ] = False
+    calib: Annotated[
+        Path | None,
+        Option(
+            "--calib",
+            metavar="FILE",
+            help="Text that runs through the model to learn what matters.",
+            show_default=False,
+        ),
+    ] = None
+    calib_tokens: Annotated[
+        int | None,
+        Option(
+            "--calib-tokens",
+            min=1,
+            metavar="N",
+            help=f"Tokens of that text to use. [{DEFAULT_TOKENS}]",
+        ),
+    ] = None
     imatrix: Annotated[
         Path | None,
         Option(
@@ -132,6 +159,23 @@ class MethodOptions:
             show_default=False,
         ),
     ] = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The methods that were asked for, as the catalog spells them, in the order of work."""
+        return ("awq",) * self.awq + ("gptq",) * self.gptq
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of calibration."""
+        return self.calib_tokens or DEFAULT_TOKENS
+
+    def check(self) -> None:
+        """Raise UsageError for options that do not go together."""
+        if self.names and self.calib is None:
+            raise UsageError(f"--{self.names[0]} learns from text. Add --calib FILE.")
+        if self.calib_tokens is not None and self.calib is None:
+            raise UsageError("--calib-tokens is about calibration. Add --calib FILE.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +258,7 @@ def command(
     from quantcli.cli.quantize_run import Session
     from quantcli.cli.render import StatusLine
 
+    how.check()
     what.recipe()  # before anything slow begins
     status = StatusLine(verbose=said.verbose, quiet=said.quiet)
     with Session(named.choose(model), what, how, write, status) as session:

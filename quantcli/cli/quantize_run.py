@@ -17,17 +17,19 @@ from quantcli.checkpoint.store import resolve
 from quantcli.cli import quantize_view as view
 from quantcli.cli.worker import Worker
 from quantcli.errors import QuantcliError, UsageError
+from quantcli.evaluate.corpus import read_text
 from quantcli.evaluate.output_file import check_free, draft
 from quantcli.evaluate.peak_memory import PeakMemory
 from quantcli.quantize import estimate, verify
 from quantcli.quantize.bpw import bits_to_keep, resized
 from quantcli.quantize.job import Job, Settings, prepare
-from quantcli.quantize.method import method
+from quantcli.quantize.method import Calibration, method
 from quantcli.quantize.pipeline import run
 from quantcli.quantize.report import Report, page
 from quantcli.quantize.results import TensorResult
 from quantcli.runtime.memory import available_memory, peak_memory, size
 from quantcli.runtime.threads import default_threads
+from quantcli.text import from_metadata
 
 if TYPE_CHECKING:
     from quantcli.cli.quantize import MethodOptions, RecipeOptions, WriteOptions
@@ -75,7 +77,10 @@ class Session:
             chosen = method(
                 checkpoint,
                 self._recipe,
+                names=self._how.names,
                 imatrix_path=self._how.imatrix,
+                calibration=self._calibration(checkpoint),
+                n_threads=self._n_threads,
                 allow_requantize=self._write.allow_requantize,
             )
             for line in chosen.remarks:
@@ -85,6 +90,19 @@ class Session:
             require_room(self._path, self._job.nbytes)
             self._stack = stack.pop_all()
         return self
+
+    def _calibration(self, checkpoint: Checkpoint) -> Calibration | None:
+        """Return the text that runs through the model, None if none does."""
+        how = self._how
+        if how.calib is None:
+            return None
+        text = read_text(how.calib)
+        tokenizer = from_metadata(checkpoint.metadata)
+        self._status("tokenizing", 0, 0)
+        try:
+            return Calibration.of(text.content, text.title, tokenizer, how.n_tokens)
+        finally:
+            self._status.clear()
 
     @property
     def _label(self) -> str:
@@ -119,7 +137,7 @@ class Session:
         plan = view.Plan(
             job=job,
             output=str(self._path),
-            memory_nbytes=estimate.memory_needed(job, self._n_threads),
+            memory_nbytes=estimate.memory_needed(job, self._n_threads, self._how.n_tokens),
             available_nbytes=available_memory(),
             seconds=seconds,
             n_threads=self._n_threads,
@@ -144,7 +162,7 @@ class Session:
             output=str(self._path),
             method=job.settings.method,
             type=self._label,
-            calibration={},
+            calibration={name: str(value) for name, value in job.settings.origin.items()},
             results=results,
             source_nbytes=job.checkpoint.nbytes,
             seconds=seconds,
@@ -210,27 +228,41 @@ class Session:
 
 
 class Meter:
-    """A progress callback that adds speed and memory to the status line."""
+    """A progress callback that adds speed and memory to the status line.
+
+    What a walk reports between two matrices is a detail of the whole.
+    """
 
     def __init__(self, status: StatusLine) -> None:
         """Report to a status line."""
         self._status = status
         self._stage = ""
         self._began = (0.0, 0)
+        self._whole = (0, 0)  # weights done, and all of them
         self._peak = (0.0, 0)
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         """Show a step of a stage; steps of quantizing are counted in weights."""
+        if stage == "calibrating" and total:
+            detail = f"calibrating {100 * done // total}%{self._memory()}"
+            self._status("quantizing", *self._whole, detail=detail)
+            return
         now = time.monotonic()
         if stage != self._stage:
             self._stage, self._began = stage, (now, done)
         elapsed, progressed = now - self._began[0], done - self._began[1]
         detail = ""
-        if stage == "quantizing" and elapsed > 0 and progressed > 0:
-            if now - self._peak[0] > 1:
-                self._peak = (now, peak_memory())
-            detail = f"{progressed / elapsed / 1e6:.3g} M weights/s, peak {size(self._peak[1])}"
+        if stage == "quantizing":
+            self._whole = (done, total)
+            if elapsed > 0 and progressed > 0:
+                detail = f"{progressed / elapsed / 1e6:.3g} M weights/s{self._memory()}"
         self._status(stage, done, total, detail=detail)
+
+    def _memory(self) -> str:
+        now = time.monotonic()
+        if now - self._peak[0] > 1:
+            self._peak = (now, peak_memory())
+        return f", peak {size(self._peak[1])}"
 
 
 def default_output(model: str, checkpoint: Checkpoint, type_name: str) -> Path:

@@ -2,7 +2,7 @@
 
 # No "from __future__ import annotations" here: Typer reads the annotations.
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
@@ -15,8 +15,10 @@ from quantcli.cli.options import (
     OutputOptions,
     expand,
 )
+from quantcli.cli.speculation import SpeculationOptions
 
 if TYPE_CHECKING:
+    from quantcli.engine.options import EngineOptions
     from quantcli.server.settings import Settings
 
 
@@ -25,6 +27,24 @@ class ServeLoadOptions(LoadOptions):
     """How the model is loaded: pages let answers share memory."""
 
     cache: CacheKind = "paged"
+
+
+@dataclass(frozen=True, slots=True)
+class ServeEngineOptions(SpeculationOptions):
+    """How answers share the engine."""
+
+    prefix_caching: Annotated[
+        bool,
+        Option(
+            "--prefix-caching/--no-prefix-caching",
+            help="Keep prompts in the cache for others that begin the same.",
+        ),
+    ] = True
+
+    def engine_options(self, max_jobs: int | None = None) -> "EngineOptions":
+        """Return the engine's options."""
+        options = super(ServeEngineOptions, self).engine_options(max_jobs)
+        return replace(options, prefix_caching=self.prefix_caching)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +112,6 @@ class ServeOptions:
             show_default=False,
         ),
     ] = None
-    prefix_caching: Annotated[
-        bool,
-        Option(
-            "--prefix-caching/--no-prefix-caching",
-            help="Keep prompts in the cache for others that begin the same.",
-        ),
-    ] = True
     grace: Annotated[
         float,
         Option(
@@ -138,6 +151,7 @@ def command(
     named: ModelOptions,
     load: ServeLoadOptions,
     serving: ServeOptions,
+    sharing: ServeEngineOptions,
     output: OutputOptions,
 ) -> None:
     """Serve a model over HTTP: OpenAI's API and a chat page.
@@ -146,19 +160,25 @@ def command(
     chat page is at /, the API at /v1. Ctrl-C lets answers under way end; a second one does not.
     """
     _check_installed()
+    from quantcli.cli.generation import opened
     from quantcli.cli.render import StatusLine
     from quantcli.cli.serve_log import started
-    from quantcli.cli.serve_model import opened
+    from quantcli.cli.serve_model import service_of
     from quantcli.cli.worker import Worker
     from quantcli.server.serving import Server, address, bound
 
     name = named.choose(model)
     load.checked()
+    sharing.checked()
     settings = serving.settings(quiet=output.quiet)
     listener = bound(settings.host, settings.port)
     status = StatusLine(verbose=output.verbose, quiet=output.quiet)
-    with listener, Worker() as worker, opened(name, load, serving, worker, status) as loaded:
-        service = loaded.service(settings, serving)
+    with (
+        listener,
+        Worker() as worker,
+        opened(name, load, worker, status, sharing, serving.parallel) as loaded,
+    ):
+        service = service_of(loaded, settings, serving)
         worker.stream(service.compute)
         url = address(listener)
         Server(service, listener).run(lambda: started(url, service, as_json=serving.log_json))

@@ -75,6 +75,7 @@ class Drafting:
         self._looks_up = options.spec == "ngram"
         self._is_sampled = options.draft_sampling
         self._drafter = drafter
+        self._can_guess = self._looks_up or drafter is not None
         self._n_unasked = 0  # steps since the drafter was last asked
         self._states: dict[int, _State] = {}
 
@@ -87,10 +88,15 @@ class Drafting:
         for generation in generations:
             generation.job.draft.clear()
             generation.guesses.clear()
-            state = self._states.setdefault(generation.job.number, _State())
+            if not self._can_guess and generation.grammar is None:
+                continue
+            number = generation.job.number
+            state = self._states.get(number) or self._states.setdefault(number, _State())
             state.guess = self._guess(generation, state)
             if state.guess is not None:
                 guesses.append((generation, state.guess))
+        if not guesses and self._drafter is None:
+            return
         counts = allot(
             [chances(guess.rate.value, len(guess.tokens)) for _, guess in guesses],
             n_rows,

@@ -187,7 +187,7 @@ class Chooser:
         """
         if not self._is_compiled:
             left = candidates(row, params)
-            weights = left.weights if left.ids.size > 1 else np.ones(1, np.int64)
+            weights = left.weights if params.temperature else np.ones(1, np.int64)
             return left.ids.astype(np.int64), weights
         n = int(kernel.weigh(row, packed, self._scratch))
         return self._scratch.ids[:n].copy(), self._scratch.weights[:n].copy()

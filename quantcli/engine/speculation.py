@@ -17,7 +17,7 @@ _DECAY = 0.95  # of what was seen, with each thing seen
 _PRIOR_WEIGHT = 3.0
 
 # Length of a match: how likely its first token is right, before this text has shown its own rate.
-_PRIORS = ((3, 0.4), (4, 0.5), (6, 0.65), (9, 0.8), (17, 0.9))
+_PRIORS = ((3, 0.25), (4, 0.35), (6, 0.55), (9, 0.75), (17, 0.9))
 
 
 class Rate:

@@ -20,6 +20,8 @@ from quantcli.quantize.mixes import NEEDS_STATISTICS, OUTPUT
 from quantcli.quantize.plain import QUANTIZER as PLAIN
 from quantcli.quantize.recipe import Choice, Facts, Recipe, assign, in_layer_order, layer_of
 
+Progress = Callable[[str, int, int], None]  # what is done, how much of it, of how much
+
 _SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
 _QUANTIZATION_VERSION = 2  # of GGML's block layouts
 _SAMPLE_NBYTES = 4096  # of each end of a tensor, to tell one model from another
@@ -29,7 +31,7 @@ _SAMPLE_NBYTES = 4096  # of each end of a tensor, to tell one model from another
 class Settings:
     """How to quantize.
 
-    walk         makes the walk of a quantizer or fold that goes layer by layer
+    walk         makes the walk of those that go layer by layer; it is told how to report progress
     statistics   by matrix name, for one that goes tensor by tensor
     calibration  what identifies them: a digest of the text, the tokens and the settings
     origin       keys about them for the output's metadata
@@ -38,7 +40,7 @@ class Settings:
     recipe: Recipe
     quantizer: Quantizer = PLAIN
     folds: tuple[Fold, ...] = ()
-    walk: Callable[[], LayerWalk] | None = None
+    walk: Callable[[Progress | None], LayerWalk] | None = None
     statistics: Mapping[str, Statistics] = field(default_factory=dict)
     calibration: str = ""
     origin: Mapping[str, WriteValue] = field(default_factory=dict)
@@ -47,7 +49,7 @@ class Settings:
     @property
     def by_layer(self) -> bool:
         """Whether the work goes layer by layer."""
-        return bool(self.folds) or self.quantizer.needs == "hessian"
+        return self.walk is not None
 
     @property
     def has_statistics(self) -> bool:

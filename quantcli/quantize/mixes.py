@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from quantcli.errors import UnknownName
+from quantcli.errors import UnknownName, UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,14 +261,31 @@ ALIASES = {"q3_k": "q3_k_m", "q4_k": "q4_k_m", "q5_k": "q5_k_m"}
 NEEDS_STATISTICS = "q2_k_s"  # llama.cpp refuses it without
 
 
+# Formats without an encoder, llama.cpp's file types made of them, and what to take in their place.
+UNWRITTEN = frozenset({"iq1_m", "iq1_s", "iq2_s", "iq2_xs", "iq2_xxs", "iq3_s", "iq3_xxs", "nvfp4"})
+_UNWRITTEN_MIXES = frozenset({"iq2_m", "iq3_m", "iq3_xs"})
+_IN_PLACE = {"iq1": "q2_k", "iq2": "q2_k", "iq3": "q3_k_m", "nvfp4": "q4_k_m"}
+
+
 def mix(name: str) -> Mix:
-    """Return a mix by its name in any case, llama.cpp's aliases included, or raise UnknownName."""
+    """Return a mix by its name in any case, llama.cpp's aliases included.
+
+    Raises UnknownName, or UsageError for one of a format that is only read.
+    """
     wanted = name.lower()
     wanted = ALIASES.get(wanted, wanted)
+    refuse_unwritten(wanted)
     found = next((row for row in MIXES if row.name == wanted), None)
     if found is None:
         raise UnknownName("type", name, (*(row.name for row in MIXES), *ALIASES))
     return found
+
+
+def refuse_unwritten(name: str) -> None:
+    """Refuse a format, or a file type of formats, that is only read (UsageError)."""
+    if name in UNWRITTEN or name in _UNWRITTEN_MIXES:
+        writable = next(good for start, good in _IN_PLACE.items() if name.startswith(start))
+        raise UsageError(f"{name} can be read and run but not written; {writable} can be written.")
 
 
 def closest_mix(bits_per_weight: float) -> str:

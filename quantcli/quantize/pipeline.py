@@ -6,7 +6,7 @@ Whatever stops it, what is done stays in a draft beside the output, and the same
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -20,7 +20,7 @@ from quantcli.errors import ModelError, UsageError
 from quantcli.kernels.quantize import encode as encode_values
 from quantcli.qtensor import U8, QTensor
 from quantcli.quantize import Layer, Statistics
-from quantcli.quantize.job import Job
+from quantcli.quantize.job import Job, Progress
 from quantcli.quantize.loss import check_finite
 from quantcli.quantize.recipe import Choice, layer_of
 from quantcli.quantize.results import ResultLog, TensorResult, result_of
@@ -34,8 +34,6 @@ from quantcli.quantize.slabs import (
     slabs,
 )
 from quantcli.quantize.walk_state import WalkState
-
-Progress = Callable[[str, int, int], None]  # what is done, weights done, weights in all
 
 # How much work a kill may cost at most; flushing after every tensor would cost more than encoding.
 _SAFE_EVERY_S = 5.0
@@ -56,6 +54,8 @@ def run(
     path     the GGUF file to write; it appears whole or not at all
     resume   whether to go on with what an interrupted run of the same job left
     force    whether to replace a file that is there, and to drop an interrupted run
+    progress called with "quantizing", the weights that are done and all of them; and between, by a
+             walk, with "calibrating" and its tokens
 
     Raises ModelError for weights or activations that are not finite, ResourceError for a disk that
     is full or too small, UsageError if the path is taken or there is an interrupted run.
@@ -151,7 +151,7 @@ class Work:
         assert settings.walk is not None, settings.method
         first = next((i for i, c in enumerate(job.choices) if layer_of(c.name) is not None), 0)
         self.by_tensor(job.choices[:first])
-        with closing(settings.walk()) as walk:
+        with closing(settings.walk(self._progress)) as walk:
             start = state.restore(walk)
             for position, layer in enumerate(walk, start):
                 if position > start:

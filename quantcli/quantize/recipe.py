@@ -12,7 +12,16 @@ from quantcli import catalog, formats
 from quantcli.errors import UsageError
 from quantcli.formats import BlockFormat
 from quantcli.quantize import fallback
-from quantcli.quantize.mixes import EMBEDDINGS, OUTPUT, Mix, Place, choose, kind_of, uniform
+from quantcli.quantize.mixes import (
+    EMBEDDINGS,
+    OUTPUT,
+    Mix,
+    Place,
+    choose,
+    kind_of,
+    refuse_unwritten,
+    uniform,
+)
 
 Reason = Literal["mix", "kept", "override", "fallback", "size"]
 
@@ -170,8 +179,13 @@ class Choice:
 
 
 def format_name(text: str) -> str:
-    """Return a format's name as the catalog spells it, from any case, or raise UnknownName."""
-    return catalog.lookup("format", text.lower()).name
+    """Return a format's name as the catalog spells it, from any case.
+
+    Raises UnknownName, or UsageError for one that is only read.
+    """
+    name = catalog.lookup("format", text.lower()).name
+    refuse_unwritten(name)
+    return name
 
 
 def layer_of(name: str) -> int | None:

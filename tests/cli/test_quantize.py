@@ -160,6 +160,9 @@ def test_formats_can_be_asked_for_one_by_one(
         (("-o", "no/such/folder/x.gguf"), "2 error: no/such/folder/x.gguf: there is no folder"),
         (("--html", "no/such/x.html"), "2 error: --html no/such/x.html: there is no folder"),
         (("--backend", "gpu"), "2 error: unknown backend 'gpu'"),
+        (("--gptq",), "2 error: --gptq learns from text. Add --calib FILE"),
+        (("--calib-tokens", "9"), "2 error: --calib-tokens is about calibration"),
+        (("--calib", "no/such/text"), "1 error: no such file or directory: no/such/text"),
     ],
 )
 def test_what_is_wrong_is_said_in_a_line(

@@ -134,6 +134,13 @@ def test_a_second_signal_does_not_wait(model: Path) -> None:
     assert "Traceback" not in rest
 
 
+def test_drafts_and_no_prefix_cache(model: Path) -> None:
+    with serving(model, "--spec", "ngram", "--draft", str(model), "--no-prefix-caching") as server:
+        bodies = [server.post("/v1/chat/completions", CHAT | {"seed": 1}).json() for _ in range(2)]
+        assert bodies[0]["choices"] == bodies[1]["choices"]
+        assert bodies[1]["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
 def test_keys_come_from_a_file_or_the_environment(model: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("# mine\n first-key \n\nsecond\n", encoding="utf-8")
@@ -153,6 +160,7 @@ def test_keys_come_from_a_file_or_the_environment(model: Path, tmp_path: Path) -
         (["--api-key-file", "/nonexistent/keys"], "no such file or directory"),
         (["--port", "70000"], "70000"),
         (["--parallel", "0"], "must be 1 or more"),
+        (["--spec", "magic"], "unknown speculation 'magic'"),
         (["--cache", "tree"], "unknown cache 'tree'"),
         (["--host", "256.1.1.1", "--no-auth"], "cannot listen at 256.1.1.1"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ from driving import finish_all
 from quantcli.checkpoint import open_checkpoint
 from quantcli.engine.loop import Engine
 from quantcli.engine.options import EngineOptions
-from quantcli.engine.request import Event, Request, SamplingParams
+from quantcli.engine.request import Event, GrammarSpec, Request, SamplingParams
 from quantcli.runtime.model import Model
 from quantcli.text import Tokenizer, from_metadata
 
@@ -70,3 +71,50 @@ def test_a_chats_second_turn_is_the_same_with_and_without_its_cache(smollm2_path
             assert (events[-1].stats.n_reused > 0) == is_cached
             said.append(tokens)
     assert said[0] == said[1]
+
+
+def test_drafts_company_pages_and_threads_leave_the_answer_as_it_is(smollm2_path: Path) -> None:
+    quoting = "Repeat this: The quick brown fox jumps over the lazy dog. The quick brown fox"
+    answers = []
+    for spec, options in (
+        ("none", {"cache": "contiguous", "n_sequences": 1}),
+        ("ngram", {"cache": "paged", "n_sequences": 5}),
+    ):
+        with engine_on(smollm2_path, **options) as (_, tokenizer, model):
+            engine = Engine(model, tokenizer, options=EngineOptions(spec=spec))
+            params = SamplingParams(seed=3, temperature=0.3, max_tokens=24, n_logprobs=2)
+            request = Request(tuple(tokenizer.encode(quoting)), params)
+            if spec == "ngram":
+                list(engine.generate(request))  # measures steps, and leaves the prompt cached
+                for prompt in PROMPTS:
+                    engine.submit(Request(tuple(tokenizer.encode(prompt))))
+                    engine.step()
+            events = list(engine.generate(request))
+            answers.append([(e.token, e.logprobs) for e in events])
+            stats = events[-1].stats
+            assert stats is not None
+            assert (stats.n_reused > 0) == (spec == "ngram")
+    assert answers[0] == answers[1]
+
+
+def test_an_answer_under_a_schema_is_json(smollm2_path: Path) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 20}, "large": {"type": "boolean"}},
+        "required": ["city", "large"],
+        "additionalProperties": False,
+    }
+    with engine_on(smollm2_path) as (engine, tokenizer, _):
+        said = []
+        for is_speculated in (True, False):
+            request = Request(
+                tuple(tokenizer.encode("The capital of France as JSON: ")),
+                SamplingParams(temperature=0.0, max_tokens=60),
+                grammar=GrammarSpec("json_schema", json.dumps(schema)),
+                is_speculated=is_speculated,
+            )
+            events = list(engine.generate(request))
+            assert events[-1].finish == "stop"
+            said.append("".join(event.text for event in events))
+    assert said[0] == said[1]
+    assert set(json.loads(said[0])) == {"city", "large"}

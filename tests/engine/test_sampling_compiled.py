@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from quantcli.engine import rng
+from quantcli.engine.leviathan import draw
 from quantcli.engine.request import SamplingParams
 from quantcli.engine.sampling import Chooser, Sampler, choose_reference, settings
 from quantcli.errors import ModelError
@@ -184,3 +185,40 @@ def test_draws_have_the_right_frequencies() -> None:
     drawn = [chooser.choose(row, params, packed, rng.uniform(42, i)) for i in range(20_000)]
     counts = np.bincount(drawn, minlength=5)
     assert scipy_stats.chisquare(counts, probabilities * 20_000).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_the_same_weights_as_the_reference(n: int) -> None:
+    generator = np.random.default_rng(n)
+    compiled, reference = Chooser(n), Chooser(n, "reference")
+    for params in PARAMS[::7]:
+        packed = settings(params)
+        for row in rows(n, generator):
+            ids, weights = compiled.weigh(row, params, packed)
+            other_ids, other = reference.weigh(row, params, packed)
+            # Some weigh nothing; the compiled loop looks no deeper than it must.
+            assert ids[weights > 0].tolist() == other_ids[other > 0].tolist()
+            assert weights[weights > 0].tolist() == other[other > 0].tolist()
+            u = generator.random()
+            assert compiled.choose(row, params, packed, u) == draw(ids, weights, u)
+
+
+def test_a_mask_bias_and_penalties_compiled_and_as_written_choose_the_same() -> None:
+    n = 500
+    generator = np.random.default_rng(3)
+    params = SamplingParams(
+        temperature=0.9, repeat_penalty=1.2, logit_bias={3: 4.0, 7: -math.inf}, min_tokens=9
+    )
+    samplers = [
+        Sampler(params, 11, Chooser(n, backend), ends=(5, 6))
+        for backend in ("compiled", "reference")
+    ]
+    for row in rows(n, generator):
+        allowed = generator.integers(0, 2**32, 16, np.uint32)
+        allowed[0] |= np.uint32(1 << 3)
+        tokens = [sampler.choose(row, allowed=allowed) for sampler in samplers]
+        assert tokens[0] == tokens[1]
+        assert allowed[tokens[0] // 32] >> np.uint32(tokens[0] % 32) & 1
+        assert tokens[0] not in (5, 6, 7) or samplers[0].n_chosen > 9
+        for sampler in samplers:
+            sampler.accept(tokens[0])

@@ -24,7 +24,17 @@ pytestmark = pytest.mark.jit
 UNIT = 2.0**-24  # the largest relative error of one f32 rounding
 PLAIN = ("bf16", "f16", "f32")
 # Formats that can be read, converted and quantized to, but not yet multiplied with.
-DECODED_ONLY = {"tq1_0"}
+DECODED_ONLY = {
+    "iq1_m",
+    "iq1_s",
+    "iq2_s",
+    "iq2_xs",
+    "iq2_xxs",
+    "iq3_s",
+    "iq3_xxs",
+    "nvfp4",
+    "tq1_0",
+}
 
 EVERY = [pytest.param(formats.get(name), id=name) for name in matmul.names()]
 QUANTIZED = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import codebook_pictures
 import numpy as np
 import pytest
 
@@ -112,13 +113,24 @@ def q6_k(block: bytes, i: int) -> np.float32:
     return half(block, 208) * F(signed(block[192 + i // 16])) * F(q - 32)
 
 
+def nvfp4(block: bytes, i: int) -> np.float32:
+    code = block[4 + 8 * (i // 16) + i % 8] >> (4 if i % 16 >= 8 else 0) & 15
+    scale = block[i // 16]
+    exponent, fraction = scale >> 3 & 15, scale & 7
+    size = (1 + fraction / 8) * 2.0 ** (exponent - 7) if exponent else fraction / 512
+    one = mxfp4(bytes([128]) + bytes([code]) + bytes(15), 0)
+    return F(0 if scale == 127 else float(one) * size / 2)
+
+
 PICTURES: dict[str, Callable[[bytes, int], np.float32]] = {
     "bf16": lambda block, i: np.frombuffer(b"\0\0" + block, "<f4")[i],
     "f16": lambda block, i: half(block, 2 * i),
     "f32": lambda block, i: np.frombuffer(block, "<f4")[i],
+    **codebook_pictures.PICTURES,
     "iq4_nl": lambda block, i: half(block, 0) * F(IQ4[code_4(block, 2, i)]),
     "iq4_xs": iq4_xs,
     "mxfp4": mxfp4,
+    "nvfp4": nvfp4,
     "q2_k": q2_k,
     "q3_k": q3_k,
     "q4_0": lambda block, i: half(block, 0) * F(code_4(block, 2, i) - 8),
@@ -216,6 +228,19 @@ BY_HAND: list[tuple[str, Fields, dict[int, float], float]] = [
             "qh": 63 * [0] + [0xC0],
         },
         {**dict.fromkeys(range(240, 255), 2048.0), 255: -1984},
+        0,
+    ),
+    *codebook_pictures.BY_HAND,
+    (  # 0x38 is one, 0x7E 448, 1 the smallest, 0x7F none
+        "nvfp4",
+        {"scales": [0x38, 0x7E, 1, 0x7F], "qs": [0xA2] + 31 * [0x11]},
+        {
+            **dict.fromkeys(range(16), 0.5),
+            0: 1,
+            8: -1,
+            **dict.fromkeys(range(16, 32), 224.0),
+            **dict.fromkeys(range(32, 48), 0.5**10),
+        },
         0,
     ),
     ("iq4_nl", {"d": 0.5, "qs": [0xF0] + 15 * [0x88]}, {0: -63.5, 16: 56.5}, 0.5),

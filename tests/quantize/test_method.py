@@ -11,13 +11,14 @@ from fake_quantize import Rounding
 from tiny import write_tiny
 
 from quantcli.checkpoint import Checkpoint, open_checkpoint
-from quantcli.errors import CheckpointError, ShapeError
+from quantcli.errors import CheckpointError, ShapeError, UsageError
 from quantcli.quantize.imatrix import Entry, Imatrix, write_imatrix
 from quantcli.quantize.job import prepare
-from quantcli.quantize.method import method
+from quantcli.quantize.method import Calibration, method
 from quantcli.quantize.mixes import mix
 from quantcli.quantize.pipeline import run
 from quantcli.quantize.recipe import Recipe, quantizes
+from quantcli.text import from_metadata
 
 
 @pytest.fixture
@@ -108,3 +109,37 @@ def test_an_importance_matrix_of_another_model_is_refused(
     path.write_bytes(b"nothing of the kind")
     with pytest.raises(CheckpointError, match="importance matrix"):
         method(source, Recipe(mix("q4_0")), imatrix_path=path)
+
+
+def test_calibration_takes_whole_chunks_and_says_when_there_is_none(source: Checkpoint) -> None:
+    tokenizer = from_metadata(source.metadata)
+    text = "one two three four five six seven eight nine ten " * 400
+    found = Calibration.of(text, "numbers", tokenizer, 1500)
+    assert [len(chunk) for chunk in found.chunks] == [512, 512]
+    assert found.n_tokens == 1024
+    assert found.digest() == Calibration.of(text, "other title", tokenizer, 1500).digest()
+    assert found.digest() != Calibration.of(text + "!", "numbers", tokenizer, 512).digest()
+    with pytest.raises(UsageError, match="calibration takes 512 at least"):
+        Calibration.of("short", "numbers", tokenizer, 1500)
+
+
+def test_a_run_by_layers_names_its_method_and_warns_of_few_tokens(source: Checkpoint) -> None:
+    calibration = Calibration("numbers", ((1, 2, 3),))
+    chosen = method(source, Recipe(mix("q4_0")), names=("awq", "gptq"), calibration=calibration)
+    assert chosen.settings.by_layer
+    assert chosen.settings.method == "awq + gptq"
+    assert chosen.settings.origin["quantcli.quantize.method"] == "awq + gptq"
+    (remark,) = chosen.remarks
+    assert "3 tokens of calibration are few for matrices of 192 inputs: 768" in remark
+
+
+def test_statistics_come_from_one_place(source: Checkpoint, tmp_path: Path) -> None:
+    path = imatrix_of(source, tmp_path / "i.gguf")
+    with pytest.raises(UsageError, match="Leave one out"):
+        method(
+            source,
+            Recipe(mix("q4_0")),
+            names=("gptq",),
+            imatrix_path=path,
+            calibration=Calibration("numbers", ((1, 2, 3),)),
+        )

@@ -41,7 +41,7 @@ class Setup:
         is_tied = "output.weight" not in source.tensors
         output = "token_embd.weight" if is_tied else "output.weight"
 
-        def walk() -> FakeWalk:
+        def walk(progress: object) -> FakeWalk:
             self.walks.append(FakeWalk(source, N_LAYERS, output))
             return self.walks[-1]
 

@@ -14,7 +14,7 @@ from recipe_cases import CASES, OPTIONS_CASE, THEIRS, Case, Stored, stored
 from quantcli import catalog
 from quantcli.errors import UnknownName, UsageError
 from quantcli.formats import get
-from quantcli.quantize.mixes import ALIASES, CONDITIONS, MIXES, kind_of, mix
+from quantcli.quantize.mixes import ALIASES, CONDITIONS, MIXES, UNWRITTEN, kind_of, mix
 from quantcli.quantize.recipe import (
     Choice,
     Facts,
@@ -166,6 +166,16 @@ def test_names_are_read_as_llama_quantize_reads_them(alias: str, name: str) -> N
 def test_an_unknown_type_names_the_closest() -> None:
     with pytest.raises(UnknownName, match="Did you mean q4_k_m"):
         mix("q4km")
+
+
+@pytest.mark.parametrize("name", ["IQ2_XS", *sorted(UNWRITTEN), "iq2_m", "iq3_m", "iq3_xs"])
+def test_what_is_only_read_is_refused_in_one_sentence(name: str) -> None:
+    message = rf"^{name.lower()} can be read and run but not written; \w+.* can be written\.$"
+    with pytest.raises(UsageError, match=message):
+        mix(name)
+    if name.lower() in UNWRITTEN:
+        with pytest.raises(UsageError, match=message):
+            Override.parse(f"ffn_down={name}")
 
 
 def test_every_row_of_the_table_is_whole() -> None:

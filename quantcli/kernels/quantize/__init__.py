@@ -3,6 +3,9 @@
 `encode` does it all. `fit` searches for the scales alone, so that a caller may choose codes itself
 (GPTQ's error feedback), and `assemble` makes blocks of both. Nothing here holds the GIL for long:
 callers run slabs of rows on threads of their own.
+
+`BlockFormat.encode` is the NumPy twin of encoders that need no search. Those that do are held to
+llama.cpp's bytes without statistics, to its loss with them, and to a search in f64.
 """
 
 from __future__ import annotations
