@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from quantcli.formats import codebooks
+from quantcli.formats import Blocks, codebooks
 
 F = np.float32
 
@@ -175,3 +175,9 @@ BY_HAND: list[tuple[str, dict[str, object], dict[int, float], float]] = [
         2,
     ),
 ]
+
+
+def set_iq1_m_scales(blocks: Blocks, d: np.ndarray) -> None:
+    """Set the main scales f16 (n_blocks,) of iq1_m blocks, which lie in four parts."""
+    parts = d.view(np.uint16)[:, None] >> np.arange(0, 16, 4, dtype=np.uint16) & np.uint16(15)
+    blocks["scales"] = blocks["scales"] & np.uint16(0xFFF) | parts << np.uint16(12)

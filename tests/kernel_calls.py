@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+from codebook_pictures import set_iq1_m_scales
 
 from quantcli import formats
 from quantcli.formats import F32, U8, BlockFormat
@@ -327,6 +328,8 @@ def random_rows(fmt: BlockFormat, n_out: int, n_in: int, seed: int = 0) -> U8:
         blocks[name] = scale.astype(np.float16)
     if "e" in (fmt.block.names or ()):  # of powers of two, doubled
         blocks["e"] = random.integers(127, 130, n_blocks)
+    if fmt.name == "iq1_m":
+        set_iq1_m_scales(blocks, random.uniform(0.5, 2.0, n_blocks).astype(np.float16))
     return data.reshape(n_out, -1)
 
 

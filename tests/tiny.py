@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from codebook_pictures import set_iq1_m_scales
 from gguf import GGMLQuantizationType, GGUFWriter
 from tiny_archs import EXPERTS, OWN_WIDTH, arch_keys, layer_shapes, words
 from tiny_vocab import Vocabulary, byte_level_bpe, spm
@@ -21,6 +22,7 @@ from quantcli import formats
 from quantcli.formats import F32, BlockFormat
 
 K_QUANTS = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_xs", "tq1_0", "tq2_0")
+CODEBOOKS = ("iq1_m", "iq1_s", "iq2_s", "iq2_xs", "iq2_xxs", "iq3_s", "iq3_xxs")
 MIX = ("q4_0", "q8_0", "q5_1", "f16", "q4_1", "q5_0", "bf16", "f32")
 MIX_256 = ("q4_k", "q6_k", "q5_k", "q8_0", "q3_k", "q2_k", "q4_0")
 
@@ -98,7 +100,7 @@ class Tiny:
 
     def sizes(self) -> tuple[int, int, int]:
         """Return d_model, n_heads, d_ff."""
-        wide = any(name in K_QUANTS for name in self.formats)
+        wide = any(name in (*K_QUANTS, *CODEBOOKS) for name in self.formats)
         return (
             self.d_model or (256 if wide else 128),
             self.n_heads or (8 if wide else 4),
@@ -267,6 +269,16 @@ def random_blocks(
         blocks["e"] = 128
         exponent = 128 + round(math.log2(std / float(fmt.decode(blocks).std())))
         blocks["e"] = random.randint(exponent - 1, exponent + 2, n_blocks)
+        return blocks
+    if fmt.name == "nvfp4":
+        blocks["scales"] = 0x38  # one; eight more is twice as much
+        nearest = 0x38 + 8 * round(math.log2(std / float(fmt.decode(blocks).std())))
+        blocks["scales"] = random.randint(nearest - 4, nearest + 5, (n_blocks, 4))
+        return blocks
+    if fmt.name == "iq1_m":
+        set_iq1_m_scales(blocks, np.ones(n_blocks, np.float16))
+        scale = std / float(fmt.decode(blocks).std())
+        set_iq1_m_scales(blocks, (scale * random.uniform(0.7, 1.3, n_blocks)).astype(np.float16))
         return blocks
     blocks["d"] = 1.0
     if "dmin" in (fmt.block.names or ()):

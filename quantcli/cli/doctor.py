@@ -140,9 +140,13 @@ def model_memory(name: str, wanted: ContextOptions) -> "dict[str, JsonValue]":
     from quantcli.checkpoint import open_checkpoint
     from quantcli.checkpoint.store import resolve
     from quantcli.cli.inspect import memory_plan
+    from quantcli.runtime.weights import repacking_notes
 
     with open_checkpoint(resolve(name)) as checkpoint:
-        return plan_facts(memory_plan(checkpoint, wanted))
+        facts = plan_facts(memory_plan(checkpoint, wanted))
+        if notes := repacking_notes(checkpoint):
+            facts["notes"] = " ".join(notes)
+        return facts
 
 
 def plan_facts(plan: "MemoryPlan") -> "dict[str, JsonValue]":

@@ -102,8 +102,10 @@ def opened(
 def notes(loaded: Loaded) -> Iterator[str]:
     """Yield remarks on a file that is odd but works."""
     from quantcli.engine.request import ignored_file_keys
+    from quantcli.runtime.weights import repacking_notes
 
     yield from loaded.checkpoint.notes
+    yield from repacking_notes(loaded.checkpoint)
     ignored = ignored_file_keys(loaded.metadata)
     if ignored:
         yield f"the file's {', '.join(ignored)} have no counterpart here and are ignored."

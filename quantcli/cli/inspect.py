@@ -135,7 +135,10 @@ def summary(checkpoint: "Checkpoint") -> "dict[str, JsonValue]":
 
 
 def _notes(checkpoint: "Checkpoint") -> "dict[str, JsonValue]":
-    return {"notes": " ".join(checkpoint.notes)} if checkpoint.notes else {}
+    from quantcli.runtime.weights import repacking_notes
+
+    notes = (*checkpoint.notes, *repacking_notes(checkpoint))
+    return {"notes": " ".join(notes)} if notes else {}
 
 
 def memory(checkpoint: "Checkpoint", wanted: ContextOptions) -> "dict[str, JsonValue]":

@@ -160,6 +160,8 @@ class DraftModel:
         if not self._make_room(followed, len(job.tokens) + n, spared):
             return False
         missing = job.tokens[keep:-1]
+        if max(job.tokens[keep:]) >= self._model.n_vocab:  # padding that only one has
+            return False
         if not missing:
             return True
         part = missing[: self._model.max_rows]

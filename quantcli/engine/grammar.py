@@ -29,6 +29,7 @@ _JSON_OPTIONS = {
     "json_allow_general_unicode_escapes": True,
 }
 _DIRECTIVE = "%llguidance"
+_WITHOUT_FORCING = ("lark", "gbnf")  # rules that repeat rules that repeat: it could be endless
 _LIMITS = {
     "max_items_in_row": 10_000,
     "max_lexer_states": 20_000,
@@ -85,7 +86,8 @@ class Grammars:
             self._compiled[spec] = compiled  # the most recently used is last
             if len(self._compiled) > _MAX_COMPILED:
                 self._compiled.popitem(last=False)
-            return Matcher(compiled.deep_copy(), self._n_tokens)
+            is_forcing = spec.kind not in _WITHOUT_FORCING
+            return Matcher(compiled.deep_copy(), self._n_tokens, is_forcing=is_forcing)
 
     def _compile(self, spec: GrammarSpec) -> Any:
         library = _library()
@@ -107,12 +109,15 @@ class Grammars:
 class Matcher:
     """How far an answer has come in its grammar."""
 
-    def __init__(self, matcher: Any, n_tokens: int) -> None:
+    def __init__(self, matcher: Any, n_tokens: int, *, is_forcing: bool = False) -> None:
         """Follow a grammar from its start.
 
-        matcher   llguidance's
+        matcher      llguidance's
+        is_forcing   work out text that is forced
         """
         self._matcher = matcher
+        self._forced: list[int] | None = None if is_forcing else []  # None: not known
+        self._is_forcing = is_forcing
         self._mask: U32 = np.zeros(n_words(n_tokens), np.uint32)
         self._is_current = False  # whether the mask is that of this place
 
@@ -137,13 +142,19 @@ class Matcher:
     def accept(self, token: int) -> None:
         """Go on with a token that was allowed."""
         self._is_current = False
+        if self._forced and self._forced[0] == token:
+            del self._forced[0]
+        elif self._is_forcing:
+            self._forced = None
         if not self._matcher.consume_token(token):
             reason = self._matcher.get_error()
             raise UsageError(f"the grammar cannot be followed any further: {_line(reason)}.")
 
     def forced(self) -> list[int]:
         """Return tokens that are likely to come next because their text must."""
-        return list(self._matcher.compute_ff_tokens())
+        if self._forced is None:
+            self._forced = list(self._matcher.compute_ff_tokens())
+        return self._forced
 
     def n_valid(self, tokens: list[int]) -> int:
         """Return how many of some tokens, from the first on, can come next."""
@@ -200,7 +211,6 @@ def _source(library: Any, spec: GrammarSpec) -> str:
     text = spec.text if spec.kind == "lark" else _lark_of_gbnf(spec.text)
     if _DIRECTIVE in text:
         raise UsageError(f"a grammar may not set {_DIRECTIVE} options. Leave that line out.")
-    # A rule may repeat what repeats: no forced text is worked out, it could be endless.
     return str(matcher.grammar_from_lark(f'{_DIRECTIVE} {{"no_forcing": true}}\n{text}'))
 
 

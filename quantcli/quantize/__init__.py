@@ -120,16 +120,26 @@ class Layer(Protocol):
     ops: Sequence[Op]
     weights: dict[str, F32]
 
+    def preview(self, name: str) -> Statistics:
+        """Return the statistics of a matrix's input, for folds: weights stay as they are."""
+        ...
+
     def statistics(self, name: str) -> Statistics:
-        """Return the statistics of a matrix's input, given what was put so far."""
+        """Return the statistics of a matrix's input, given what was put so far.
+
+        The weights of the matrices that read it may be moved, to make up for the errors in it.
+        """
         ...
 
     def put(self, name: str, tensor: QTensor) -> None:
         """Replace a matrix by its quantized self in all that follows."""
         ...
 
-    def changed(self) -> None:
-        """Count statistics anew: a fold has written to `weights`. Nothing may be put yet."""
+    def changed(self, scales: Mapping[str, F32] | None = None) -> None:
+        """Count statistics anew: a fold has written to `weights`. Nothing may be put yet.
+
+        scales   what the input of a group is divided by now, by name of its first matrix
+        """
         ...
 
 

@@ -78,7 +78,7 @@ class Awq:
         if layer.index is None:
             return ()
         notes: list[str] = []
-        has_changed = False
+        scales: dict[str, F32] = {}
         for group in layer.groups:
             if not any(formats[name].name in LAYOUTS for name in group):
                 continue
@@ -86,12 +86,12 @@ class Awq:
             if site is None:
                 notes.append(f"{', '.join(group)}: not scaled, {why}.")
                 continue
-            scales = self._search(layer, site, formats, layer.statistics(group[0]))
-            if scales is not None:
-                apply(layer, site, scales)
-                has_changed = True
-        if has_changed:
-            layer.changed()
+            found = self._search(layer, site, formats, layer.preview(group[0]))
+            if found is not None:
+                apply(layer, site, found)
+                scales[group[0]] = found
+        if scales:
+            layer.changed(scales)
         return tuple(notes)
 
     def _search(

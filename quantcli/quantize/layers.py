@@ -1,13 +1,13 @@
 """Calibration tokens on their way through a model, a layer at a time, in bounded memory.
 
-Between the ops where tokens are held, `runtime.stretch` runs them again from what is held, with
-the weights as they are by then: quantized ones once they are put, so that each matrix sees the
-inputs it will see in the finished file.
+Two streams of activations run side by side: that of the model as it is quantized so far, which the
+statistics are of, and that of the original, which says how far the first has drifted. Before a
+matrix is quantized it is moved so as to make up for the drift, see `correction`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -18,17 +18,18 @@ from quantcli.formats import F32
 from quantcli.plan import Buffer, Op, Plan
 from quantcli.qtensor import QTensor
 from quantcli.quantize import Needs, State, Statistics
+from quantcli.quantize.correction import corrected
+from quantcli.quantize.flow import Flow, Settings, Values, weights_of
 from quantcli.quantize.statistics import Moments
 from quantcli.runtime.executor import Executor
-from quantcli.runtime.stretch import Stretch, all_rows, inputs_of
+from quantcli.runtime.stretch import all_rows, inputs_of
 from quantcli.runtime.threads import default_threads
 
 Progress = Callable[[str, int, int], None]
-Values = dict[Buffer, F32]  # f32 (tokens of all chunks, width)
 
 # Activations held between two matrices; what is wider is computed again from further up.
 _HELD_NBYTES = 1 << 30
-_HEAVY = {"linear", "attention"}
+_EXACT = "exact "  # before names of buffers, in a state
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,145 +61,132 @@ class CalibratedLayer:
     """One layer under way: a `quantize.Layer`.
 
     ops      its ops, in plan order
-    later    ops of the layers behind it
-    entry    what flows into it; None once a matrix was put
+    weights  f32 by tensor name, each read when it is first asked for
     """
 
     def __init__(
-        self, walk: Walk, index: int | None, ops: Sequence[Op], later: Sequence[Op], entry: Values
+        self,
+        walk: Walk,
+        index: int | None,
+        ops: Sequence[Op],
+        later: Sequence[Op],
+        entries: Sequence[Values],
     ) -> None:
-        """Begin; `entry` is what flows into the layer."""
+        """Begin; `entries` are what flows into the layer, quantized and original."""
         self.index = index
         self.ops: Sequence[Op] = list(ops)
-        self.later = list(later)
-        self.weights: dict[str, F32] = _Weights(walk, dict.fromkeys(_weights_of(ops)))
+        self.weights: dict[str, F32] = _Weights(walk, dict.fromkeys(weights_of(ops)))
         self._walk = walk
         self._groups = groups_of(self.ops)
         self.groups = tuple(group.names for group in self._groups)
         self._put: dict[str, QTensor] = {}
-        self.entry: Values | None = entry
-        self._held, self._at = entry, 0  # what flows into op `at`
-        self._known: dict[Buffer, Statistics] = {}
+        sources = (self._current, walk.checkpoint.tensor)
+        self._flows = [
+            Flow(self.ops, later, walk.settings, entry, source)
+            for entry, source in zip(entries, sources, strict=False)
+        ]
+        self._known: tuple[Group, Statistics] | None = None
+        self._corrected: set[str] = set()
+        self._scales: dict[str, F32] = {}
 
-    def statistics(self, name: str) -> Statistics:
-        """Return the statistics of a matrix's input, given what was put so far.
+    @property
+    def entries(self) -> list[Values] | None:
+        """What flows into the layer, quantized and original; None once a matrix was put."""
+        found = [flow.entry for flow in self._flows if flow.entry is not None]
+        return found if len(found) == len(self._flows) else None
+
+    def preview(self, name: str) -> Statistics:
+        """Return the statistics of a matrix's input, and leave its weights as they are.
 
         Raises ModelError if the input is not finite.
         """
         group = self.group(name)
-        if group.input not in self._known:
-            self._known.clear()  # a Hessian may be large: one at a time
-            self._known[group.input] = self._collect(group)
-        return self._known[group.input]
+        if self._known is None or self._known[0] != group:
+            self._known = None  # a Hessian may be large: one at a time
+            self._known = (group, self._moments(group, with_drift=False).statistics())
+        return self._known[1]
+
+    def statistics(self, name: str) -> Statistics:
+        """Return the statistics of a matrix's input, given what was put so far.
+
+        The weights of all matrices that read it are moved, to make up for the errors in it.
+        Raises ModelError if the input is not finite.
+        """
+        group = self.group(name)
+        corrects = self._walk.corrects and self.index is not None
+        if not corrects or group.names[0] in self._corrected:
+            return self.preview(name)
+        moments = self._moments(group, with_drift=True)
+        statistics, drift = moments.statistics(), moments.drift()
+        self._known = (group, statistics)
+        self._corrected.update(group.names)
+        if drift is not None:
+            assert statistics.hessian is not None
+            before = [self.weights[name] for name in group.names]
+            after = corrected(before, statistics.hessian, drift)
+            self.weights.update(zip(group.names, after, strict=True))
+        return statistics
 
     def put(self, name: str, tensor: QTensor) -> None:
         """Replace a matrix by its quantized self in all that follows; its f32 weights go."""
         group = self.group(name)
         assert name not in self._put, (name, "was put before")
-        if self._at > group.start:
-            self._rewind()
-        self.entry = None
+        for flow in self._flows:
+            if flow.at > group.start:
+                flow.rewind()
+        for flow in self._flows:
+            flow.forget_entry()
         self._put[name] = tensor
         self.weights.pop(name, None)
         if all(other in self._put for other in group.names):
-            self._known.pop(group.input, None)
+            self._known = None
 
-    def changed(self) -> None:
-        """Forget what was computed: weights have been written to. Nothing may be put yet."""
-        self._rewind()
-        self._known.clear()
+    def changed(self, scales: Mapping[str, F32] | None = None) -> None:
+        """Forget what was computed: weights have been written to. Nothing may be put yet.
 
-    def inputs(self, name: str) -> Iterator[F32]:
-        """Yield the rows that a matrix reads, chunk by chunk, each valid until the next."""
-        group = self.group(name)
-        yield from self._run(self._at, group.start, [group.input], self._held)
+        scales   what the input of a group is divided by now, by name of its first matrix
+        """
+        for flow in self._flows:
+            flow.rewind()
+        self._known = None
+        for name, values in (scales or {}).items():
+            self._scales[name] = self._scales.get(name, np.float32(1)) * values
 
-    def finish(self) -> Values:
+    def finish(self) -> list[Values]:
         """Run the tokens to the end of the layer and return what flows into the next."""
-        values = self._hold(len(self.ops), self._at, self._held)
-        self._held, self.entry = {}, None
-        self._known.clear()
-        return values
+        self._known = None
+        n_done = 0
+        for counts in zip(*(flow.finish() for flow in self._flows), strict=True):
+            n_done += counts[0]
+            self._walk.report(n_done)
+        return [flow.result() for flow in self._flows]
 
     def group(self, name: str) -> Group:
         """Return the group that a matrix belongs to."""
         return next(group for group in self._groups if name in group.names)
 
-    def _rewind(self) -> None:
-        assert self.entry is not None, "nothing before what was put can be computed again"
-        self._held, self._at = self.entry, 0
+    def _moments(self, group: Group, *, with_drift: bool) -> Moments:
+        """Run the tokens to a group's input and add its moments up."""
+        walk, width = self._walk, group.input.width
+        flows = self._flows if with_drift else self._flows[:1]
+        for flow in flows:
+            if flow.at > group.start:
+                flow.rewind()
+        with_hessian = walk.needs == "hessian"
+        moments = Moments(width, walk.executor, with_hessian=with_hessian, with_drift=with_drift)
+        scales = self._scales.get(group.names[0])
+        what, n_done = f"the input of {group.names[0]}", 0
+        passes = [flow.read(group.start, group.input) for flow in flows]
+        for found, *exact in zip(*passes, strict=True):
+            if exact and scales is not None:
+                exact = [exact[0] / scales]
+            moments.add(found, what, *exact)
+            n_done += len(found)
+            walk.report(n_done)
+        return moments
 
-    def _collect(self, group: Group) -> Statistics:
-        """Run the tokens to a group's input and add its moments up; hold them where it pays."""
-        walk = self._walk
-        if self._at > group.start:
-            self._rewind()
-        moments = Moments(group.input.width, walk.executor, with_hessian=walk.needs == "hessian")
-        at = self._where_to_hold(group.start)
-        live = self._live(at) if at > self._at else []
-        held = {b: np.empty((walk.n_tokens, b.width), np.float32) for b in live}
-        row = 0
-        for kept in self._run_all(self._at, group.start, [group.input, *live], self._held):
-            n = len(kept[group.input])
-            for buffer, array in held.items():
-                array[row : row + n] = kept[buffer]
-            row += n
-            moments.add(kept[group.input], f"the input of {group.names[0]}")
-            walk.report(row)
-        if at > self._at:
-            self._held, self._at = held, at
-        return moments.statistics()
-
-    def _hold(self, at: int, start: int, values: Values) -> Values:
-        """Run the tokens to an op and return what flows into it."""
-        live = self._live(at)
-        held = {b: np.empty((self._walk.n_tokens, b.width), np.float32) for b in live}
-        row = 0
-        for kept in self._run_all(start, at, live, values):
-            n = len(kept[live[0]])
-            for buffer, array in held.items():
-                array[row : row + n] = kept[buffer]
-            row += n
-            self._walk.report(row)
-        return held
-
-    def _run(self, start: int, stop: int, outputs: list[Buffer], values: Values) -> Iterator[F32]:
-        for kept in self._run_all(start, stop, outputs, values):
-            yield kept[outputs[0]]
-
-    def _run_all(
-        self, start: int, stop: int, outputs: list[Buffer], values: Values
-    ) -> Iterator[dict[Buffer, F32]]:
-        """Yield buffers as they are before op `stop`, a chunk at a time, from those at `start`."""
-        walk = self._walk
-        ops = self.ops[start:stop]
-        weights: dict[str, F32 | QTensor] = {}
-        for name in dict.fromkeys(_weights_of(ops)):
-            weights[name] = self._put[name] if name in self._put else self.weights[name]
-        stretch = Stretch(ops, outputs, weights, walk.executor, max_rows=max(walk.lengths))
-        row = 0
-        for n in walk.lengths:
-            rows = slice(row, row + n)
-            yield stretch.run({b: values[b][rows] for b in stretch.inputs}, n)
-            row += n
-
-    def _live(self, at: int) -> list[Buffer]:
-        """Return the buffers that ops from `at` on read from before."""
-        return inputs_of([*self.ops[at:], *self.later]) or [self.ops[-1].output]
-
-    def _where_to_hold(self, stop: int) -> int:
-        """Return the op up to `stop` before which tokens are best held.
-
-        Least is to be computed again of what fits in the memory meant for it; then least is held.
-        """
-
-        def cost(at: int) -> tuple[int, int, int]:
-            nbytes = 4 * self._walk.n_tokens * sum(b.width for b in self._live(at))
-            heavy = sum(op.kind in _HEAVY for op in self.ops[at:stop])
-            fits = nbytes <= self._walk.held_nbytes or at == self._at
-            return (0 if fits else 1, heavy, nbytes)
-
-        return min(range(self._at, stop + 1), key=cost)
+    def _current(self, name: str) -> F32 | QTensor:
+        return self._put[name] if name in self._put else self.weights[name]
 
 
 class _Weights(dict[str, F32]):
@@ -226,6 +214,7 @@ class Walk:
         chunks: Sequence[Sequence[int]],
         *,
         needs: Needs,
+        corrects: bool | None = None,
         n_threads: int | None = None,
         held_nbytes: int = _HELD_NBYTES,
         progress: Progress | None = None,
@@ -234,29 +223,32 @@ class Walk:
 
         chunks       tokens, each chunk a sequence of its own
         needs        whether statistics have a Hessian
+        corrects     whether matrices make up for the errors before them, which takes a Hessian and
+                     runs the original model beside the quantized; None: where there is a Hessian
         held_nbytes  most memory for activations between two matrices of a layer, besides those
                      that flow into it
         """
         assert chunks, "there are tokens"
+        assert not (corrects and needs != "hessian"), "a correction takes a Hessian"
         self.checkpoint = checkpoint
         self.plan = plan
         self.needs = needs
-        self.lengths = [len(chunk) for chunk in chunks]
-        self.n_tokens = sum(self.lengths)
-        self.held_nbytes = held_nbytes
+        self.corrects = needs == "hessian" if corrects is None else corrects
         self.executor = Executor(n_threads or default_threads())
+        lengths = [len(chunk) for chunk in chunks]
+        self.settings = Settings(lengths, self.executor, held_nbytes)
         self._progress = progress
         self._layers = layers_of(all_rows(plan))
         self._next = 0
         self._current: CalibratedLayer | None = None
-        self._values: Values = {}
         try:
             embed = self._layers[0][1][0]
             self._layers[0] = (self._layers[0][0], self._layers[0][1][1:])
-            self._values = {embed.output: _embedded(checkpoint, embed, chunks)}
+            embedded = {embed.output: _embedded(checkpoint, embed, chunks)}
         except BaseException:
             self.executor.close()
             raise
+        self._values: list[Values] = [embedded] * (2 if self.corrects else 1)
 
     def __enter__(self) -> Walk:
         """Return itself; leaving the block stops the threads."""
@@ -278,44 +270,54 @@ class Walk:
         self._advance()
         while self._next < len(self._layers):
             index, ops = self._layers[self._next]
-            later = [op for _, some in self._layers[self._next + 1 :] for op in some]
+            later = self._ops_from(self._next + 1)
             self._current = CalibratedLayer(self, index, ops, later, self._values)
-            self._values = {}
+            self._values = []
             yield self._current
             self._advance()
 
     def state(self) -> State:
-        """Return what enters the layer at hand, or the next one once matrices were put.
+        """Return the activations that enter the layer at hand, or the next once matrices were put.
 
         f32 (n_tokens, width) by name of the buffer.
         """
-        entry = self._current.entry if self._current is not None else None
-        if entry is None:
+        entries = self._current.entries if self._current is not None else None
+        if entries is None:
             self._advance()
-            entry = self._values
-        return {buffer.name: array for buffer, array in entry.items()}
+            entries = self._values
+        return {
+            prefix + buffer.name: array
+            for prefix, values in zip(("", _EXACT), entries, strict=False)
+            for buffer, array in values.items()
+        }
 
     def restore(self, state: State, next_layer: int) -> None:
         """Go on with a layer, from the state stored after the one before it."""
         self._next = next_layer
-        ops = [op for _, some in self._layers[next_layer:] for op in some]
-        self._values = {b: np.asarray(state[b.name], np.float32) for b in inputs_of(ops)}
+        buffers = inputs_of(self._ops_from(next_layer))
+        self._values = [
+            {b: np.asarray(state[prefix + b.name], np.float32) for b in buffers}
+            for prefix in ("", _EXACT)[: len(self._values)]
+        ]
+
+    def report(self, n_tokens: int) -> None:
+        """Say how many tokens have gone through the stretch at hand."""
+        if self._progress:
+            self._progress("calibrating", n_tokens, self.settings.n_tokens)
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self.executor.close()
+
+    def _ops_from(self, position: int) -> list[Op]:
+        return [op for _, ops in self._layers[position:] for op in ops]
 
     def _advance(self) -> None:
         """Run the tokens through the rest of the layer at hand, if there is one."""
         layer, self._current = self._current, None
         if layer is not None:
             self._next += 1
-            self._values = layer.finish() if layer.later else {}
-
-    def report(self, n_tokens: int) -> None:
-        """Say how many tokens have gone through the stretch at hand."""
-        if self._progress:
-            self._progress("calibrating", n_tokens, self.n_tokens)
-
-    def close(self) -> None:
-        """Stop the threads."""
-        self.executor.close()
+            self._values = layer.finish() if self._next < len(self._layers) else []
 
 
 def layers_of(ops: Sequence[Op]) -> list[tuple[int | None, list[Op]]]:
@@ -328,15 +330,6 @@ def layers_of(ops: Sequence[Op]) -> list[tuple[int | None, list[Op]]]:
             layers.append((index, []))
         layers[-1][1].append(op)
     return layers
-
-
-def _weights_of(ops: Sequence[Op]) -> Iterator[str]:
-    for op in ops:
-        yield from op.weights
-        if op.rope and op.rope.freq_factors:
-            yield op.rope.freq_factors
-        if op.heads and op.heads.sinks:
-            yield op.heads.sinks
 
 
 def _embedded(checkpoint: Checkpoint, embed: Op, chunks: Sequence[Sequence[int]]) -> F32:

@@ -21,22 +21,27 @@ class Moments:
     number of calls, not of tokens.
     """
 
-    def __init__(self, n_in: int, executor: Executor, *, with_hessian: bool) -> None:
-        """Start with no tokens."""
+    def __init__(
+        self, n_in: int, executor: Executor, *, with_hessian: bool, with_drift: bool = False
+    ) -> None:
+        """Start with no tokens.
+
+        with_drift  add up, too, how far inputs are from what they would be without any error
+        """
         self.n_in = n_in
         self.n_tokens = 0
-        self._executor = executor
         self._squares: npt.NDArray[np.float64] = np.zeros(n_in, np.float64)
         self._width = -(-n_in // _PANEL) * _PANEL
-        self._sum = np.zeros((self._width, self._width), np.float32) if with_hessian else None
-        self._room = 0
-        self._panels: F32 = np.zeros(0, np.float32)
-        self._groups: F32 = np.zeros(0, np.float32)
+        self._outer = _Outer(self._width, executor)
+        shape = (self._width, self._width)
+        self._sum = np.zeros(shape, np.float32) if with_hessian else None
+        self._drift = np.zeros(shape, np.float32) if with_drift else None
 
-    def add(self, x: F32, name: str = "the input") -> None:
+    def add(self, x: F32, name: str = "the input", exact: F32 | None = None) -> None:
         """Count rows f32 (n_tokens, n_in). Raises ModelError if one of them is not finite.
 
         name   what the input is called in the error
+        exact  the same rows as they would be without any error
         """
         assert x.shape[1] == self.n_in, (x.shape, self.n_in)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -45,8 +50,14 @@ class Moments:
             raise _not_finite(x, name)
         self._squares += squares
         self.n_tokens += len(x)
-        if self._sum is not None:
-            self._add_outer(_padded(x, self._width), self._sum)
+        if self._sum is None:
+            return
+        rows = _padded(x, self._width)
+        self._outer.add(rows, rows, self._sum)
+        if self._drift is not None:
+            assert exact is not None, name
+            if not np.array_equal(exact, x):
+                self._outer.add(rows, _padded(exact - x, self._width), self._drift)
 
     def statistics(self) -> Statistics:
         """Return the means over all tokens. The sums are used up."""
@@ -56,11 +67,29 @@ class Moments:
             return Statistics(importance, self.n_tokens)
         full, self._sum = self._sum, None
         _mirror(full)
-        full *= np.float32(1 / n)
-        whole = full if self._width == self.n_in else full[: self.n_in, : self.n_in].copy()
-        return Statistics(importance, self.n_tokens, whole)
+        return Statistics(importance, self.n_tokens, self._mean(full))
 
-    def _add_outer(self, x: F32, total: F32) -> None:
+    def drift(self) -> F32 | None:
+        """Return the mean of (exact - x) x^T, f32 (n_in, n_in), or None where they are the same."""
+        full, self._drift = self._drift, None
+        return self._mean(full) if full is not None and full.any() else None
+
+    def _mean(self, full: F32) -> F32:
+        full *= np.float32(1 / max(self.n_tokens, 1))
+        return full if self._width == self.n_in else full[: self.n_in, : self.n_in].copy()
+
+
+class _Outer:
+    """Adds y^T x of two sets of rows to a square, on an executor's threads."""
+
+    def __init__(self, width: int, executor: Executor) -> None:
+        self._width = width
+        self._executor = executor
+        self._room = 0
+        self._panels: F32 = np.zeros(0, np.float32)
+        self._groups: F32 = np.zeros(0, np.float32)
+
+    def add(self, x: F32, y: F32, total: F32) -> None:
         multiple = hessian.TOKENS_MULTIPLE
         n_padded = -(-len(x) // multiple) * multiple
         if n_padded > self._room:
@@ -74,6 +103,7 @@ class Moments:
             a = args[i]
             a["counter"] = ops.ctypes.data + i * OP.itemsize
             a["x"], a["x_stride"], a["n_tokens"] = x.ctypes.data, x.strides[0], len(x)
+            a["y"], a["y_stride"], a["is_full"] = y.ctypes.data, y.strides[0], y is not x
             a["n_padded"], a["n_panels"] = n_padded, self._width // _PANEL
             a["panels"], a["groups"] = self._panels.ctypes.data, self._groups.ctypes.data
             a["out"], a["out_stride"] = total.ctypes.data, total.strides[0]

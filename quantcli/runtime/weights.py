@@ -22,10 +22,12 @@ from quantcli.kernels.matmul import PANEL_ROWS, PanelFormat
 from quantcli.kernels.matmul.rows import PACK_ARGS
 from quantcli.qtensor import U8
 from quantcli.runtime.executor import OP, Executor, aligned
+from quantcli.runtime.memory import size
 
 Progress = Callable[[str, int, int], None]
 
 ALIGNMENT = 128
+_MORE_THAN_FILE = 1.1  # panels of most formats cost up to 8% more, for scales that they round up
 _SLAB_NBYTES = 8 << 20  # read at a time; large enough for the disk, small beside any model
 
 
@@ -87,6 +89,26 @@ def packed_nbytes(shape: tuple[int, ...], format_name: str) -> int:
         )
     panel: PanelFormat = matmul.module(format_name).PANEL
     return Matrix("", panel, 0, shape[-2], shape[-1], prod(shape[:-2])).nbytes
+
+
+def repacking_notes(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Return a sentence about weights that take more memory than file, if there are such."""
+    names, packed, stored = set(), 0, 0
+    for info in checkpoint.tensors.values():
+        name, fmt = info.format.name, info.format
+        if len(info.shape) == 2 and name in matmul.names() and fmt.weights_per_block > 1:
+            panel: PanelFormat = matmul.module(name).PANEL
+            bits = 8 * panel.block_nbytes / (PANEL_ROWS * panel.n_inputs)
+            if bits > _MORE_THAN_FILE * fmt.bits_per_weight:
+                names.add(name)
+                packed += packed_nbytes(info.shape, name)
+                stored += info.nbytes
+    if not names:
+        return ()
+    return (
+        f"weights in {', '.join(sorted(names))} are unpacked in memory, without loss: they take "
+        f"{size(packed)} there and {size(stored)} in the file.",
+    )
 
 
 class Weights:

@@ -143,6 +143,18 @@ def test_a_real_difference_is_refused(tokenizer: FakeTokenizer, message: str) ->
         check_vocabularies(target, tokenizer)
 
 
+def test_a_text_with_tokens_that_the_draft_model_lacks_is_not_drafted() -> None:
+    model, draft = FakeModel(lambda history: 3, n_vocab=64), FakeModel(n_vocab=40)
+    engine = engine_with(model, draft)
+    number = engine.submit(Request((1, 50), greedy(max_tokens=5)))
+    other = engine.submit(Request((1, 2), greedy(max_tokens=5)))
+    events = finish_all(engine)
+    assert [e.token for e in events[number]] == [e.token for e in events[other]] == [3] * 5
+    drafted = [events[n][-1].stats.n_drafted for n in (number, other)]  # type: ignore[union-attr]
+    assert drafted[0] == 0 < drafted[1]
+    assert is_empty(draft)
+
+
 def test_tokens_that_the_large_model_lacks_are_never_drafted() -> None:
     model = FakeModel(lambda history: 3, n_vocab=64)
     draft = FakeModel(lambda history: 70, n_vocab=80)

@@ -97,6 +97,20 @@ def test_a_matcher_is_its_own_though_its_grammar_is_compiled_once() -> None:
     assert (texts(one), texts(other)) == ({b"b"}, {b"a"})
 
 
+def test_forced_tokens_are_worked_out_once_and_followed() -> None:
+    matcher = grammars().matcher(GrammarSpec("regex", "abcd(e|f)gh"))
+    assert matcher.forced() == list(b"abcd")
+    matcher.accept(ord("a"))
+    assert matcher.forced() == list(b"bcd")
+    for token in b"bcd":
+        matcher.accept(token)
+    assert matcher.forced() == []
+    matcher.accept(ord("f"))
+    assert matcher.forced() == list(b"gh")
+    endless = GrammarSpec("lark", 'start: a{99999}\na: b{99999}\nb: "x"')
+    assert grammars().matcher(endless).forced() == []
+
+
 def test_no_text_becomes_a_control_token() -> None:
     matcher = grammars().matcher(GrammarSpec("regex", "<end>x"))
     assert texts(matcher) == {b"<"}

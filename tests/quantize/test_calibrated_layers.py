@@ -16,7 +16,7 @@ from quantcli.checkpoint import Checkpoint, open_checkpoint
 from quantcli.formats import F32
 from quantcli.plan import Buffer, Plan
 from quantcli.qtensor import QTensor
-from quantcli.quantize import State, Statistics
+from quantcli.quantize import State, Statistics, correction
 from quantcli.quantize.layers import Walk, groups_of, layers_of
 from quantcli.runtime import reference
 from quantcli.runtime.stretch import all_rows
@@ -112,6 +112,89 @@ def test_what_is_put_changes_what_follows_and_nothing_before(tmp_path: Path) -> 
                         tensor = QTensor(name, w.shape, q8, data)
                         layer.put(name, tensor)
                         weights[name] = tensor.dequantize()
+
+
+def test_matrices_make_up_for_the_errors_before_them(tmp_path: Path) -> None:
+    q4 = formats.get("q4_0")
+    assert q4.encode is not None
+    chunks = np.random.default_rng(0).integers(0, 40, (8, 60)).tolist()
+
+    def left(corrects: bool) -> list[float]:
+        """Return the output errors of the second layer's first matrices, in f32."""
+        found = []
+        with (
+            opened(tmp_path / "m.gguf", arch="llama", weight_format="f32") as (checkpoint, plan),
+            Walk(checkpoint, plan, chunks, needs="hessian", corrects=corrects) as walk,
+            Walk(checkpoint, plan, chunks, needs="importance") as original,
+        ):
+            for layer, exact in zip(walk, original, strict=True):
+                for group in layer.groups:
+                    layer.statistics(group[0])
+                    for name in group:
+                        w = layer.weights[name]
+                        if layer.index == 1:
+                            inputs = layer._flows[0], exact._flows[0]
+                            at = layer.group(name)
+                            pairs = zip(*(f.read(at.start, at.input) for f in inputs), strict=True)
+                            was = exact.weights[name]
+                            found.append(
+                                sum(np.square(y @ w.T - x @ was.T).sum() for y, x in pairs)
+                            )
+                        data = q4.encode(w.reshape(-1, 32)).view(np.uint8).reshape(-1)
+                        layer.put(name, QTensor(name, w.shape, q4, data))
+        return found
+
+    with_correction, without = left(True), left(False)
+    assert len(with_correction) == 7
+    # The first group sees the same inputs either way but for the first layer's own correction.
+    for corrected, plain in zip(with_correction, without, strict=True):
+        assert corrected < 0.95 * plain
+
+
+def test_the_first_layer_has_nothing_to_make_up_for(tmp_path: Path) -> None:
+    with opened(tmp_path / "m.gguf", arch="llama", weight_format="f32") as (checkpoint, plan):
+        before = all_weights(checkpoint, plan)
+        with Walk(checkpoint, plan, CHUNKS, needs="hessian", n_threads=1) as walk:
+            layer = next(iter(walk))
+            for group in layer.groups:
+                layer.statistics(group[0])
+                for name in group:
+                    np.testing.assert_array_equal(layer.weights[name], before[name])
+
+
+def test_a_fold_and_a_correction_go_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scaling a layer's input and its columns changes nothing but the basis of the correction."""
+    monkeypatch.setattr(correction, "DAMPING", 0.0)  # alone depends on the basis
+    q4 = formats.get("q4_0")
+    assert q4.encode is not None
+    chunks = np.random.default_rng(0).integers(0, 40, (6, 60)).tolist()
+    moved = []
+    scales = np.exp(np.random.default_rng(0).uniform(-1, 1, 128)).astype(np.float32)
+    for s in (np.ones(128, np.float32), scales):
+        with (
+            opened(tmp_path / "m.gguf", arch="llama", weight_format="f32") as (checkpoint, plan),
+            Walk(checkpoint, plan, chunks, needs="hessian", n_threads=1) as walk,
+        ):
+            layers = iter(walk)
+            for group in (first := next(layers)).groups:
+                for name in group:
+                    w = first.weights[name]
+                    data = q4.encode(w.reshape(-1, 32)).view(np.uint8).reshape(-1)
+                    first.put(name, QTensor(name, w.shape, q4, data))
+            layer = next(layers)
+            names = layer.groups[0]
+            layer.weights["blk.1.attn_norm.weight"] /= s
+            for name in names:
+                layer.weights[name] *= s
+            layer.changed({names[0]: s})
+            layer.statistics(names[0])
+            moved.append(np.concatenate([layer.weights[name] for name in names]) / s)
+            before = all_weights(checkpoint, plan)
+    change = moved[0] - np.concatenate([before[name] for name in names])
+    assert np.abs(change).max() > 1e-3
+    np.testing.assert_allclose(moved[1], moved[0], atol=2e-2 * np.abs(change).max())
 
 
 def test_weights_changed_by_a_fold_count_from_the_layers_start(tmp_path: Path) -> None:

@@ -354,7 +354,10 @@ def test_a_nan_inside_a_model_reaches_every_logit(name: str, kv_type: str, tmp_p
         assert np.isnan(feed(model, [5, 6, 7, 8], sequence=0, start=4, chunk=1)).all()
 
 
-@pytest.mark.parametrize("weight_format", matmul.names())
+HAVE_NAN = [name for name in matmul.names() if name not in ("mxfp4", "nvfp4")]
+
+
+@pytest.mark.parametrize("weight_format", HAVE_NAN)
 def test_a_nan_in_a_matrix_of_any_format_reaches_every_logit(
     weight_format: str, tmp_path: Path
 ) -> None:
@@ -363,9 +366,10 @@ def test_a_nan_in_a_matrix_of_any_format_reaches_every_logit(
         info = checkpoint.tensors["blk.0.ffn_up.weight"]
         fields = info.format.block.fields
         assert fields
-        offset = info.offset + fields["w" if "w" in fields else "d"][1]
+        field = next(name for name in ("w", "d", "scales") if name in fields)
+        offset = info.offset + fields[field][1]
     data = bytearray(path.read_bytes())
-    nan = {"f32": np.float32(np.nan).tobytes(), "bf16": b"\xc0\x7f"}
+    nan = {"f32": np.float32(np.nan).tobytes(), "bf16": b"\xc0\x7f", "iq1_m": b"\x00\xf0" * 4}
     patch = nan.get(weight_format, np.float16(np.nan).tobytes())
     data[offset : offset + len(patch)] = patch
     path.write_bytes(data)

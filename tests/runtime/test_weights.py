@@ -21,7 +21,8 @@ from quantcli.kernels import matmul
 from quantcli.qtensor import QTensor
 from quantcli.runtime import weights as loading
 from quantcli.runtime.executor import Executor
-from quantcli.runtime.weights import ALIGNMENT, Matrix, Weights, packed_nbytes
+from quantcli.runtime.memory import size
+from quantcli.runtime.weights import ALIGNMENT, Matrix, Weights, packed_nbytes, repacking_notes
 
 pytestmark = pytest.mark.jit
 
@@ -34,6 +35,10 @@ SHAPES = {  # name: (format, n_out, n_in)
     "f": ("q2_k", 250, 256),
     "g": ("f16", 5, 96),
 }
+REPACKED = (
+    *("iq1_m", "iq1_s", "iq2_s", "iq2_xs", "iq2_xxs", "iq3_s", "iq3_xxs"),
+    *("nvfp4", "tq1_0"),
+)
 VECTORS = {"norm": 100, "bias": 33, "one": 1, "even": 64}
 
 
@@ -147,8 +152,29 @@ def test_nothing_is_packed_where_nothing_is_to_be(executor: Executor) -> None:
     assert not empty.vectors
 
 
-@pytest.mark.parametrize("name", sorted(set(catalog.names("format")) - set(matmul.names())))
-def test_a_format_without_kernels_is_refused_by_name(name: str) -> None:
-    message = f"^weights in {name} can be read and quantized but not run yet; formats that run are"
+def test_a_format_without_kernels_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matmul, "names", lambda: ("f32", "q8_0"))
+    message = "^weights in q4_0 can be read and quantized but not run yet; formats that run are f32"
     with pytest.raises(UnsupportedModel, match=message):
-        packed_nbytes((16, 256), name)
+        packed_nbytes((16, 256), "q4_0")
+
+
+def test_a_note_says_what_unpacking_costs(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "m.gguf", "llama", weight_format=("iq2_xxs", "q8_0", "tq1_0"))
+    with open_checkpoint(path) as checkpoint:
+        (note,) = repacking_notes(checkpoint)
+        infos = [i for i in checkpoint.tensors.values() if i.format.name in ("iq2_xxs", "tq1_0")]
+        packed = sum(packed_nbytes(i.shape, i.format.name) for i in infos)
+        stored = sum(i.nbytes for i in infos)
+    assert note == (
+        "weights in iq2_xxs, tq1_0 are unpacked in memory, without loss: they take "
+        f"{size(packed)} there and {size(stored)} in the file."
+    )
+    assert stored < packed < 2.3 * stored
+
+
+@pytest.mark.parametrize("name", sorted({*catalog.names("format")} - {*REPACKED}))
+def test_formats_as_large_in_memory_need_no_note(name: str, tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "m.gguf", "llama", weight_format=name, n_layers=1)
+    with open_checkpoint(path) as checkpoint:
+        assert repacking_notes(checkpoint) == ()

@@ -27,8 +27,8 @@ from quantcli.kernels.simd import (
 from quantcli.kernels.simd.vectors import F32X16, I8X16, I32X16
 
 LEVELS = tuple(int(level) for level in FLOATS)
-_OFFSET = 12
-_TABLE = tuple(level + _OFFSET for level in LEVELS)
+OFFSET = 12
+TABLE = tuple(level + OFFSET for level in LEVELS)
 _CODES = 16
 
 
@@ -67,11 +67,9 @@ PANEL = PanelFormat(
     n_inputs=32,
     head_nbytes=0,
     step_nbytes=_CODES + NIBBLES_NBYTES,
-    words=fold(_OFFSET),
+    words=fold(OFFSET),
     head=lambda b, block: (),
-    codes=lambda b, step, j: machine.look_up(
-        b, _TABLE, nibble_quad(b, emit.at(b, step, _CODES), j)
-    ),
+    codes=lambda b, step, j: machine.look_up(b, TABLE, nibble_quad(b, emit.at(b, step, _CODES), j)),
     scales=lambda b, head, step: [_power_of_two(b, step)],
     minima=lambda b, head, step: [],
     pack_block=pack_block,

@@ -11,7 +11,7 @@ from quantcli.kernels.matmul.codes import CRUMBS_NBYTES, crumb_quad, f16_rows, g
 from quantcli.kernels.matmul.rows import multiply, pack_rows
 from quantcli.kernels.simd import load_f16, load_u8, load_u16, store_f32, store_u16
 
-_HEAD = 32
+HEAD = 32
 
 
 @inline
@@ -19,7 +19,7 @@ def pack_block(src, dst, row):
     """Pack a block of a row: 64 bytes of codes, each with inputs 32 apart, then d."""
     store_u16(dst + 2 * row, load_u16(src + 64))
     for s in range(8):
-        step = dst + _HEAD + s * CRUMBS_NBYTES
+        step = dst + HEAD + s * CRUMBS_NBYTES
         for k in range(32):
             byte = load_u8(src + 32 * (s // 4) + k)
             put_crumb(step, row, k, (byte >> (2 * (s % 4))) & 3)
@@ -30,7 +30,7 @@ def unpack_block(block, row, out):
     """Write the 256 weights of a row, f32."""
     d = load_f16(block + 2 * row)
     for s in range(8):
-        step = block + _HEAD + s * CRUMBS_NBYTES
+        step = block + HEAD + s * CRUMBS_NBYTES
         for k in range(32):
             store_f32(out + 4 * (32 * s + k), d * f32(get_crumb(step, row, k) - 1))
 
@@ -38,7 +38,7 @@ def unpack_block(block, row, out):
 PANEL = PanelFormat(
     name="tq2_0",
     n_inputs=256,
-    head_nbytes=_HEAD,
+    head_nbytes=HEAD,
     step_nbytes=CRUMBS_NBYTES,
     words=fold(1),
     head=lambda b, block: (f16_rows(b, block),),

@@ -1,8 +1,8 @@
-"""Adding up x x^T over tokens: the second moments of a matrix's inputs.
+"""Adding up y x^T over tokens: with y = x, the second moments of a matrix's inputs.
 
 The same tile as a matrix product, with columns in the place of rows and tokens in that of inputs:
 a panel is 16 columns and a group TILE_TOKENS columns of all tokens. Only panels on and above the
-diagonal are computed; whoever reads mirrors them.
+diagonal are computed where y = x; whoever reads mirrors them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from quantcli.kernels.simd import (
     atomic_add,
     load_f32,
     load_f32x16,
+    splat,
     store_f32,
     store_f32x16,
     view,
@@ -30,6 +31,9 @@ ARGS = np.dtype(
         ("counter", "i8"),
         ("x", "i8"),  # f32 (n_tokens, x_stride bytes apart), columns padded to whole panels
         ("x_stride", "i8"),
+        ("y", "i8"),  # as x; x itself for second moments
+        ("y_stride", "i8"),
+        ("is_full", "i8"),  # compute panels below the diagonal too
         ("n_tokens", "i8"),
         ("n_padded", "i8"),  # a multiple of TOKENS_MULTIPLE
         ("n_panels", "i8"),
@@ -42,29 +46,25 @@ ARGS = np.dtype(
 )
 
 
-def reference(x: np.ndarray) -> np.ndarray:
-    """Return x^T x, f64 (n_in, n_in), of f32 (n_tokens, n_in)."""
-    return np.float64(x).T @ np.float64(x)
+def reference(x: np.ndarray, y: np.ndarray | None = None) -> np.ndarray:
+    """Return y^T x, f64 (n_in, n_in), of f32 (n_tokens, n_in); y is x where it is not given."""
+    return np.float64(x if y is None else y).T @ np.float64(x)
 
 
 @inline
 def _lay_out_panel(a, panel):
-    """Copy 16 columns of all tokens, once as a panel and once as groups."""
+    """Copy 16 columns of all tokens: those of x as a panel, those of y as groups."""
     to, group = a.panels + panel * a.n_padded * 64, a.groups + panel * a.n_padded * 64
+    zero = splat(np.float32(0))
     for t in range(a.n_padded):
         at = to + 64 * t
-        if t < a.n_tokens:
-            store_f32x16(at, load_f32x16(a.x + t * a.x_stride + 64 * panel))
-            for c in range(16):
-                g, lane = c // TILE_TOKENS, c % TILE_TOKENS
-                store_f32(
-                    group + 4 * ((g * a.n_padded + t) * TILE_TOKENS + lane), load_f32(at + 4 * c)
-                )
-        else:
-            for c in range(16):
-                g, lane = c // TILE_TOKENS, c % TILE_TOKENS
-                store_f32(at + 4 * c, np.float32(0))
-                store_f32(group + 4 * ((g * a.n_padded + t) * TILE_TOKENS + lane), np.float32(0))
+        is_token = t < a.n_tokens
+        store_f32x16(at, load_f32x16(a.x + t * a.x_stride + 64 * panel) if is_token else zero)
+        y = a.y + t * a.y_stride + 64 * panel
+        for c in range(16):
+            g, lane = c // TILE_TOKENS, c % TILE_TOKENS
+            value = load_f32(y + 4 * c) if is_token else np.float32(0)
+            store_f32(group + 4 * ((g * a.n_padded + t) * TILE_TOKENS + lane), value)
 
 
 @op
@@ -79,7 +79,7 @@ def lay_out(args, thread, n_threads):
 
 @op
 def add_outer(args, thread, n_threads):
-    """Add claimed panels' products with all groups up to the diagonal; the longest go first."""
+    """Add claimed panels' products with groups, all or up to the diagonal, long ones first."""
     a = view(args, ARGS)
     group_nbytes = 4 * TILE_TOKENS * a.n_padded
     n_blocks = a.n_padded // TOKENS_MULTIPLE
@@ -87,7 +87,8 @@ def add_outer(args, thread, n_threads):
     while done < a.n_panels:
         panel = a.n_panels - 1 - done
         weights = a.panels + panel * a.n_padded * 64
-        for g in range((panel + 1) * (16 // TILE_TOKENS)):
+        n_panels = a.n_panels if a.is_full != 0 else panel + 1
+        for g in range(n_panels * (16 // TILE_TOKENS)):
             out = a.out + g * TILE_TOKENS * a.out_stride + 64 * panel
             x = a.groups + g * group_nbytes
             tile(PANEL, TILE_TOKENS, weights, x, 0, 0, n_blocks, out, a.out_stride, 0, 1)

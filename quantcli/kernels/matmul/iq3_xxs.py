@@ -1,0 +1,59 @@
+"""iq3_xxs in panels of nibbles, see codebook: one scale for 32 weights."""
+
+from __future__ import annotations
+
+from numpy import float32 as f32
+
+from quantcli.formats.codebooks import LEVELS_3_XXS, groups
+from quantcli.kernels.embed import lookup
+from quantcli.kernels.jit import inline, op
+from quantcli.kernels.matmul.codebook import (
+    HEAD,
+    SCALES,
+    STEP_1,
+    even_signs,
+    load_u32,
+    panel,
+    put_four,
+    with_signs,
+)
+from quantcli.kernels.matmul.rows import multiply, pack_rows
+from quantcli.kernels.simd import load_f16, load_u8, store_f32, store_u8
+
+_GROUPS = groups("iq3_xxs")
+_LEVELS = with_signs(LEVELS_3_XXS)
+
+
+@inline
+def pack_block(src, dst, row):
+    """Pack a block of a row: d, 64 groups, then for 32 weights their signs with a scale."""
+    store_f32(dst + 4 * row, load_f16(src) * f32(0.25))
+    for s in range(8):
+        step = dst + HEAD + s * STEP_1
+        packed = load_u32(src + 66 + 4 * s)
+        store_u8(step + row, 2 * (packed >> 28) + 1)
+        for g in range(8):
+            signs = even_signs((packed >> (7 * (g // 2))) & 127) >> (4 * (g % 2))
+            group = _GROUPS[load_u8(src + 2 + 8 * s + g)]
+            put_four(step + SCALES, row, 4 * g, group, signs)
+
+
+PANEL = panel("iq3_xxs", _LEVELS, 1, pack_block)
+
+
+@op
+def pack(args, thread, n_threads):
+    """Pack claimed panels."""
+    pack_rows(args, PANEL)
+
+
+@op
+def matmul(args, thread, n_threads):
+    """Multiply claimed panels by the step's tokens."""
+    multiply(args, thread, PANEL)
+
+
+@op
+def embed(args, thread, n_threads):
+    """Look claimed tokens' rows up."""
+    lookup(args, PANEL)
