@@ -96,7 +96,8 @@ def repacking_notes(checkpoint: Checkpoint) -> tuple[str, ...]:
     names, packed, stored = set(), 0, 0
     for info in checkpoint.tensors.values():
         name, fmt = info.format.name, info.format
-        if len(info.shape) == 2 and name in matmul.names() and fmt.weights_per_block > 1:
+        is_packed = is_matrix(info.name, info.shape) and name in matmul.names()
+        if is_packed and fmt.weights_per_block > 1:
             panel: PanelFormat = matmul.module(name).PANEL
             bits = 8 * panel.block_nbytes / (PANEL_ROWS * panel.n_inputs)
             if bits > _MORE_THAN_FILE * fmt.bits_per_weight:
