@@ -54,6 +54,7 @@ ARCHS = (
     Row("arcee", "quantcli.arch.arcee", "Arcee AFM 4.5B"),
     Row("cohere2", "quantcli.arch.cohere2", "Command R7B, Command A"),
     Row("command-r", "quantcli.arch.command_r", "Command R, Aya"),
+    Row("deepseek2", "quantcli.arch.deepseek2", "DeepSeek-V2-Lite, GLM-4.7-Flash"),
     Row("ernie4_5", "quantcli.arch.ernie4_5", "ERNIE 4.5 dense, 0.3B"),
     Row(
         "ernie4_5-moe",

@@ -27,6 +27,7 @@ class Cache:
     page_size: int = 0
     n_sequences: int = 1
     byte: int = 0xFF  # what slots hold that were never written: NaN
+    value_dim: int = 0  # 0: as wide as keys
     tables: list[np.ndarray] = field(init=False)
     keys: Guarded = field(init=False)
     values: Guarded = field(init=False)
@@ -34,12 +35,14 @@ class Cache:
     def __post_init__(self) -> None:
         """Lay pages out."""
         self.page_size = self.page_size or -(-self.context // 16) * 16
+        self.value_dim = self.value_dim or self.head_dim
         per_sequence = -(-self.context // self.page_size)
         n_pages = per_sequence * self.n_sequences
         order = np.random.default_rng(0).permutation(n_pages).astype(np.int64)
         self.tables = [guarded(part).array for part in np.split(order, self.n_sequences)]
         self.keys, self.values = (
-            Guarded(n_pages * self.page_nbytes, np.uint8, self.byte) for _ in range(2)
+            Guarded(n_pages * self.page_nbytes(width), np.uint8, self.byte)
+            for width in (self.head_dim, self.value_dim)
         )
 
     @property
@@ -47,22 +50,19 @@ class Cache:
         """How records lie in memory."""
         return KV_FORMATS[self.kv_type]
 
-    @property
-    def page_nbytes(self) -> int:
-        """Bytes of one page of keys."""
-        return (
-            self.n_kv_heads
-            * self.page_size
-            // RECORD_KEYS
-            * self.format.record_nbytes(self.head_dim)
-        )
+    def page_nbytes(self, width: int) -> int:
+        """Return the bytes of one page of keys or values of a width."""
+        records = self.n_kv_heads * self.page_size // RECORD_KEYS
+        return records * self.format.record_nbytes(width)
 
     def point(self, a: np.ndarray) -> None:
         """Tell a kernel where the pages lie."""
         a["k_pages"], a["v_pages"] = self.keys.address, self.values.address
-        a["page_nbytes"], a["page_size"] = self.page_nbytes, self.page_size
-        a["record_nbytes"] = self.format.record_nbytes(self.head_dim)
-        a["n_kv_heads"], a["head_dim"] = self.n_kv_heads, self.head_dim
+        a["page_size"], a["n_kv_heads"] = self.page_size, self.n_kv_heads
+        for prefix, width in (("", self.head_dim), ("value_", self.value_dim)):
+            a[f"{prefix}page_nbytes"] = self.page_nbytes(width)
+            a[f"{prefix}record_nbytes"] = self.format.record_nbytes(width)
+        a["head_dim"], a["value_dim"] = self.head_dim, self.value_dim
 
     def store(
         self,
@@ -116,7 +116,7 @@ class Cache:
     def read(self, length: int, sequence: int = 0) -> tuple[F32, F32]:
         """Return keys and values f32 (length, n_kv_heads, head_dim) by the layout's description."""
         k = np.empty((length, self.n_kv_heads, self.head_dim), np.float32)
-        v = np.empty_like(k)
+        v = np.empty((length, self.n_kv_heads, self.value_dim), np.float32)
         for position in range(length):
             page, slot = divmod(position, self.page_size)
             number = int(self.tables[sequence][page])
@@ -127,9 +127,10 @@ class Cache:
         return k, v
 
     def _record(self, pages: Guarded, page: int, record: int, *, by_dim: bool) -> F32:
-        """Return f32 (16, head_dim): one record, keys by dimension or values by key."""
-        nbytes, dim = self.format.record_nbytes(self.head_dim), self.head_dim
-        start = page * self.page_nbytes + record * nbytes
+        """Return f32 (16, width): one record, keys by dimension or values by key."""
+        dim = self.head_dim if by_dim else self.value_dim
+        nbytes = self.format.record_nbytes(dim)
+        start = page * self.page_nbytes(dim) + record * nbytes
         raw = pages.array[start : start + nbytes]
         shape = (dim, 16) if by_dim else (16, dim)
         if self.kv_type == "f16":
@@ -184,7 +185,7 @@ def attend(
     n_chunks = max(positions) // attention.CHUNK_KEYS + 1 if is_shared else 1
     counts = np.array([len(tiles), n_chunks], np.int64)
     queries = guarded(np.ascontiguousarray(q, np.float32))
-    out = Guarded(q.shape, np.float32)
+    out = Guarded((*q.shape[:2], cache.value_dim), np.float32)
     n_threads = executor.n_threads if executor else 1
     own = attention.scratch_nbytes(cache.head_dim)
     scratch = Guarded(n_threads * own, np.uint8)

@@ -112,6 +112,18 @@ CASES = {
     ),
     "nemotron": _case("nemotron", seed=54, n_rot=16),
     "arcee": _case("arcee", seed=55, rope_freqs=True),
+    "deepseek2": _case("deepseek2", seed=56, n_layers=3),
+    "deepseek2_yarn": _case(
+        "deepseek2",
+        seed=57,
+        rope_scaling="yarn",
+        extra=(("rope.scaling.yarn_log_multiplier", 0.0707),),
+    ),
+    "deepseek2_yarn_plain": _case("deepseek2", seed=58, rope_scaling="yarn"),
+    "deepseek2_old": _case(
+        "deepseek2", seed=59, is_apart=False, extra=(("expert_gating_func", 1),)
+    ),
+    "deepseek2_lite": _case("deepseek2", seed=60, n_layers=26, q_latent=False, d_model=64),
 }
 
 

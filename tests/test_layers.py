@@ -57,7 +57,16 @@ HOMES = {
 }
 
 # Scheduling is pure: these work on ints alone, whatever their imports import.
-PURE = ("catalog", "errors", "plan", "kvcache", "kvcache.*", "engine.scheduler", "engine.request")
+PURE = (
+    "catalog",
+    "errors",
+    "plan",
+    "plan.*",
+    "kvcache",
+    "kvcache.*",
+    "engine.scheduler",
+    "engine.request",
+)
 IMPURE = ("numpy", "numba", "llvmlite", "quantcli.runtime", "quantcli.kernels")
 
 # Programs that measurements compare with where they are installed; nothing needs them.

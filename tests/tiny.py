@@ -39,6 +39,7 @@ class Tiny:
     n_experts       0: as many as the architecture has, which may be none
     fused_qkv       whether q, k and v are one matrix, as they may be everywhere
     long_factors    whether the file has longrope's factors
+    q_latent, is_apart   latent attention: whether q has a latent, and k and v matrices of their own
     extra           further keys, without the architecture's prefix
     """
 
@@ -68,6 +69,8 @@ class Tiny:
     n_used: int = 2
     fused_qkv: bool = False
     long_factors: bool = False
+    q_latent: bool = True
+    is_apart: bool = True
     tokenizer: str = ""
     extra: tuple[tuple[str, object], ...] = ()
 
@@ -216,6 +219,8 @@ def write_model(path: Path, tiny: Tiny) -> Path:
         name_of_format = "f32"
         if weight.ndim > 1 and not name.endswith("bias") and "ffn_gate_inp" not in name:
             name_of_format = tiny.formats[n_matrices % len(tiny.formats)]
+            if weight.shape[-1] % formats.get(name_of_format).weights_per_block:
+                name_of_format = "q8_0"
             n_matrices += 1
         add_weight(writer, name, weight, formats.get(name_of_format), random)
     writer.write_header_to_file()

@@ -21,11 +21,13 @@ Shape = tuple[int, ...]
 #   plain     no gate
 #   biases    on every matrix
 #   sinks     an extra logit a head
+#   latent    q, k and v come from latents
 #   tied      no output matrix, ever
 WORDS = {
     "arcee": "pre plain",
     "cohere2": "attn_pre layer tied",
     "command-r": "attn_pre layer tied",
+    "deepseek2": "pre latent",
     "ernie4_5": "pre",
     "ernie4_5-moe": "pre",
     "exaone4": "qk post",
@@ -57,6 +59,7 @@ WORDS = {
 # Architectures that always have experts, and the words of their experts:
 #   shared  one that all rows go to; gate: with a gate; probs: a bias for choosing
 EXPERTS = {
+    "deepseek2": "shared probs",
     "ernie4_5-moe": "shared probs",
     "gpt-oss": "",
     "granitemoe": "shared",
@@ -66,6 +69,16 @@ EXPERTS = {
 OWN_WIDTH = set(EXPERTS) - {"granitemoe"}  # whose experts' width has a key of its own
 # Keys that files of an architecture always have.
 KEYS: dict[str, dict[str, object]] = {
+    "deepseek2": {
+        "leading_dense_block_count": 1,
+        "expert_shared_count": 1,
+        "expert_weights_norm": True,
+        "expert_weights_scale": 1.5,
+        "expert_gating_func": 2,
+        "attention.q_lora_rank": 64,
+        "attention.kv_lora_rank": 64,
+        "rope.dimension_count": 32,
+    },
     "cohere2": {"attention.sliding_window": 16, "logit_scale": 0.5},
     "command-r": {"logit_scale": 0.5},
     "ernie4_5-moe": {"interleave_moe_layer_step": 1, "leading_dense_block_count": 1},
@@ -75,7 +88,9 @@ KEYS: dict[str, dict[str, object]] = {
     "granitemoe": {"logit_scale": 2.0},
 }
 # Layers without experts in a model that has them.
-N_DENSE = {"ernie4_5-moe": 1}
+N_DENSE = {"deepseek2": 1, "ernie4_5-moe": 1}
+# Latent attention: ranks of q and of k and v; dimensions of a key that do not rotate, and that do.
+RANK, PLAIN, ROTATED = 64, 64, 32
 
 
 def words(tiny: Tiny) -> set[str]:
@@ -122,6 +137,8 @@ def layer_shapes(tiny: Tiny, layer: int) -> dict[str, Shape]:
 def _attention(tiny: Tiny, has: set[str]) -> dict[str, Shape]:
     d_model, n_heads, _ = tiny.sizes()
     q, kv = n_heads * tiny.head_dim, tiny.n_kv_heads * tiny.head_dim
+    if "latent" in has:
+        return _latent_attention(tiny, d_model, n_heads)
     if "qkv" in has:
         return {"attn_qkv": (q + 2 * kv, d_model), "attn_output": (d_model, q)}
     return {
@@ -130,6 +147,19 @@ def _attention(tiny: Tiny, has: set[str]) -> dict[str, Shape]:
         "attn_v": (kv, d_model),
         "attn_output": (d_model, q),
     }
+
+
+def _latent_attention(tiny: Tiny, d_model: int, n_heads: int) -> dict[str, Shape]:
+    key, value = PLAIN + ROTATED, tiny.head_dim
+    shapes: dict[str, Shape] = {"attn_q": (n_heads * key, d_model)}
+    if tiny.q_latent:
+        shapes = {"attn_q_a": (RANK, d_model), "attn_q_b": (n_heads * key, RANK)}
+    shapes["attn_kv_a_mqa"] = (RANK + ROTATED, d_model)
+    if tiny.is_apart:
+        shapes |= {"attn_k_b": (n_heads, RANK, PLAIN), "attn_v_b": (n_heads, value, RANK)}
+    else:
+        shapes["attn_kv_b"] = (n_heads * (PLAIN + value), RANK)
+    return shapes | {"attn_output": (d_model, n_heads * value)}
 
 
 def _expert_words(tiny: Tiny) -> list[str]:
@@ -166,6 +196,9 @@ def _head_norms(tiny: Tiny, has: set[str]) -> dict[str, Shape]:
         widths = (tiny.sizes()[1] * tiny.head_dim, tiny.n_kv_heads * tiny.head_dim)
     elif "qk" in has:
         widths = (tiny.head_dim, tiny.head_dim)
+    elif "latent" in has:
+        norms = {"attn_kv_a_norm.weight": (RANK,)}
+        return norms | ({"attn_q_a_norm.weight": (RANK,)} if tiny.q_latent else {})
     else:
         return {}
     return {"attn_q_norm.weight": widths[:1], "attn_k_norm.weight": widths[1:]}
@@ -187,6 +220,8 @@ def arch_keys(tiny: Tiny) -> dict[str, object]:
     keys = dict(KEYS.get(tiny.arch, {}))
     eps = "epsilon" if "layer" in words(tiny) else "rms_epsilon"
     keys[f"attention.layer_norm_{eps}"] = 1e-5
+    if "latent" in words(tiny):
+        keys |= _latent_keys(tiny)
     if tiny.n_experts:
         keys |= {"expert_count": tiny.n_experts, "expert_used_count": tiny.n_used}
         if tiny.arch in OWN_WIDTH:
@@ -194,3 +229,19 @@ def arch_keys(tiny: Tiny) -> dict[str, object]:
         if "shared" in _expert_words(tiny):
             keys["expert_shared_feed_forward_length"] = tiny.expert_width()
     return keys
+
+
+def _latent_keys(tiny: Tiny) -> dict[str, object]:
+    """Return the widths of heads: of what is cached, and of what that unfolds to."""
+    key, value = PLAIN + ROTATED, tiny.head_dim
+    if not tiny.is_apart:
+        n_heads = tiny.sizes()[1]
+        widths = {"attention.key_length": key, "attention.value_length": value}
+        return widths | {"attention.head_count_kv": n_heads}
+    return {
+        "attention.key_length": RANK + ROTATED,
+        "attention.value_length": RANK,
+        "attention.key_length_mla": key,
+        "attention.value_length_mla": value,
+        "attention.head_count_kv": 1,
+    }

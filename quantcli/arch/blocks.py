@@ -28,11 +28,7 @@ class Decoder(Switches):
         Raises ShapeError if the hyper-parameters do not fit each other, UnsupportedModel or
         CheckpointError for a key of the architecture's own that is wrong.
         """
-        if hyper.n_experts > 1 and self.experts is no_experts:
-            raise UnsupportedModel(
-                f"{hyper.arch}.expert_count is {hyper.n_experts}: {hyper.arch} models with experts "
-                "are not supported; use a dense one."
-            )
+        self.check(hyper)
         plan = Plan()
         x = plan.embed(EMBEDDING, hyper.n_vocab, hyper.d_model, self.embed_scale(hyper))
         for layer in range(hyper.n_layers):
@@ -50,17 +46,38 @@ class Decoder(Switches):
         plan.verify()
         return plan
 
+    def check(self, hyper: Hyper) -> None:
+        """Raise UnsupportedModel for numbers that the architecture has no use for."""
+        if hyper.n_experts > 1 and self.experts is no_experts:
+            raise UnsupportedModel(
+                f"{hyper.arch}.expert_count is {hyper.n_experts}: {hyper.arch} models with experts "
+                "are not supported; use a dense one."
+            )
+        if hyper.value_dim != hyper.head_dim:
+            raise UnsupportedModel(
+                f"{hyper.arch}.attention.value_length is {hyper.value_dim}, but only models whose "
+                f"heads are all as wide as attention.key_length, {hyper.head_dim}, are supported."
+            )
+
+    def attend(self, plan: Plan, hyper: Hyper, h: Buffer) -> Buffer:
+        """Append attention over a normed input; return what goes into the output matrix."""
+        return attend(plan, self, hyper, h)
+
+    def unfold(self, plan: Plan, hyper: Hyper, o: Buffer) -> Buffer:
+        """Append what happens to chosen rows of attention's result before the output matrix."""
+        return o
+
     def _layer(self, plan: Plan, hyper: Hyper, x: Buffer) -> Buffer:
         """Append a layer; return the residual stream after it."""
         layer, prefix = here(plan)
         h = norm(plan, self, hyper, x, f"{prefix}.attn_norm") if self.pre_norms else x
-        o = attend(plan, self, hyper, h)
+        o = self.attend(plan, hyper, h)
         source = self.mlp_reads(hyper, layer)
         if layer == hyper.n_layers - 1:
             o, x = plan.select(o), plan.select(x)
             if source == "same":
                 h = plan.select(h)
-        o = linear(plan, hyper, o, f"{prefix}.attn_output", hyper.d_model)
+        o = linear(plan, hyper, self.unfold(plan, hyper, o), f"{prefix}.attn_output", hyper.d_model)
         if source == "sum":
             x = join(plan, self, hyper, x, o, f"{prefix}.post_attention_norm")
         if source != "same":

@@ -64,6 +64,7 @@ class Hyper:
     n_blocks         with them: as many as arrays of one value a layer have
     context          positions the model was trained for
     n_heads, n_kv_heads, d_ff   one a layer
+    head_dim, value_dim         width of a head of q and k, and of v
     window           keys a windowed layer sees, 0 if the file names none
     window_pattern   n: every n-th layer sees all; or for each layer whether it is windowed
     n_experts        0 for a model without
@@ -80,6 +81,7 @@ class Hyper:
     n_heads: tuple[int, ...]
     n_kv_heads: tuple[int, ...]
     head_dim: int
+    value_dim: int
     d_ff: tuple[int, ...]
     rope: RopeKeys
     window: int
@@ -119,6 +121,7 @@ class Hyper:
             n_heads=n_heads,
             n_kv_heads=n_kv_heads,
             head_dim=head_dim,
+            value_dim=keys.integer("attention.value_length", 1, _MAX_HEAD_DIM, head_dim),
             d_ff=keys.per_layer("feed_forward_length", n_blocks, 1, MAX_WIDTH),
             rope=_rope(keys, head_dim, context),
             window=keys.integer("attention.sliding_window", 0, MAX_CONTEXT, 0),
@@ -174,7 +177,7 @@ def _head_dim(keys: Keys, d_model: int, n_heads: tuple[int, ...]) -> int:
         )
     default = d_model // n_heads[0]
     head_dim = keys.integer("attention.key_length", 2, _MAX_HEAD_DIM, default)
-    for name in ("value_length", "key_length_swa", "value_length_swa"):
+    for name in ("key_length_swa", "value_length_swa"):
         # files set all of them or none; where they disagree in silence, the shapes of tensors tell
         other = keys.integer(f"attention.{name}", 1, _MAX_HEAD_DIM, head_dim)
         if other != head_dim:

@@ -60,6 +60,8 @@ ARGS = np.dtype(
         ),  # runs of entries, one an expert, see kernels.experts; or 0: one run of rows
         ("n_runs", "i8"),  # address of their number
         ("rows", "i8"),  # i64 (entries): the row of x that each entry takes, or 0: its own
+        ("n_heads", "i8"),  # heads of a row that are laid out as runs of rows, or 0: rows are
+        ("head_nbytes", "i8"),  # bytes between heads
         ("width", "i8"),  # values a row, a multiple of 32, zeros after n_true
         ("n_true", "i8"),  # values that count for the mean
         ("eps", "f4"),
@@ -222,12 +224,13 @@ def _interleave_row(a, row, out, n_tokens, token):
 
 
 @inline
-def _stage_group(a, out, start, n, scratch):
-    """Transform and lay out entries [start, start + n) as one group."""
+def _stage_group(a, out, start, n, head, scratch):
+    """Transform and lay out entries [start, start + n) as one group; of a head, its rows."""
     for token in range(n):
         entry = start + token
         row = load_i64(a.rows + 8 * entry) if a.rows != 0 else entry
-        x, up = a.x + row * a.x_stride, a.up + row * a.up_stride
+        x = a.x + row * a.x_stride + head * a.head_nbytes
+        up = a.up + row * a.up_stride
         values = _transform_row(a, x, up, scratch)
         if a.is_float != 0:
             _interleave_row(a, values, out, n, token)
@@ -244,15 +247,17 @@ def stage(args, thread, n_threads):
     scratch = a.scratch + a.scratch_stride * thread
     # A step's only row is laid out once for all the experts it goes to.
     has_runs = a.runs != 0 and not (private and a.rows != 0)
-    n_runs = load_i64(a.n_runs) if has_runs else 1
+    n_runs = load_i64(a.n_runs) if has_runs else max(a.n_heads, 1)
     wanted = 0 if private else atomic_add(a.counter, 1)
     group, start = 0, 0
     for run in range(n_runs):
         n_left = load_i64(a.runs + 24 * run + 16) if has_runs else load_i64(a.n_rows)
+        head, first = (run, start) if a.n_heads != 0 else (0, 0)
         while n_left > 0:
             n = group_size(n_left)
             if private or group == wanted:
-                _stage_group(a, base + start * a.row_nbytes, start, n, scratch)
+                out = base + start * a.row_nbytes
+                _stage_group(a, out, start - first, n, head, scratch)
                 if not private:
                     wanted = atomic_add(a.counter, 1)
             group += 1

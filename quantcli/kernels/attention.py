@@ -54,13 +54,16 @@ ARGS = np.dtype(
         ("n_heads", "i8"),
         ("n_kv_heads", "i8"),
         ("head_dim", "i8"),
+        ("value_dim", "i8"),  # at most head_dim
         ("window", "i8"),  # keys a row sees, itself included; 0: all
         ("sinks", "i8"),  # f32 (n_heads), or 0
         ("k_pages", "i8"),
         ("v_pages", "i8"),
-        ("page_nbytes", "i8"),
+        ("page_nbytes", "i8"),  # of keys
+        ("value_page_nbytes", "i8"),
         ("page_size", "i8"),
         ("record_nbytes", "i8"),
+        ("value_record_nbytes", "i8"),
         ("scratch", "i8"),  # a thread's own, see SCRATCH below
         ("scratch_stride", "i8"),
         ("partials", "i8"),  # chunk results of items that threads share
@@ -79,7 +82,8 @@ def reference(q, k, v, positions, scale, *, window=0, softcap=0.0, sinks=None):
     """Return attention by its definition: f32 (rows, n_heads, head_dim), computed in f64.
 
     q      f32 (rows, n_heads, head_dim)
-    k, v   f32 (keys, n_kv_heads, head_dim)   as they are read back from the cache
+    k, v   f32 (keys, n_kv_heads, head_dim)   as they are read back from the cache; values may be
+           narrower, and so is the result then
     """
     group = q.shape[1] // k.shape[1]
     k, v = (np.repeat(np.float64(x), group, axis=1) for x in (k, v))
@@ -99,7 +103,7 @@ def scratch_nbytes(head_dim: int) -> int:
 
     Running results f32 (FULL, head_dim + 16), queries f32 (head_dim, FULL), scores
     f32 (FULL, CHUNK_KEYS), chunk results f32 (FULL, head_dim + 16). A result row is the weighted
-    value, then its maximum and sum.
+    value, then its maximum and sum; values are no wider than keys.
     """
     return 4 * FULL * (2 * (head_dim + 16) + head_dim + CHUNK_KEYS)
 
@@ -138,7 +142,7 @@ def _score_record(a, kv, n, keys, queries, out):
 @inline
 def _value_record(a, kv, n, values, n_keys, weights, out):
     """Add 16 weighted values to a group of n entries, 32 dimensions at a time, then 16."""
-    ws, os, dims = 4 * CHUNK_KEYS, 4 * (a.head_dim + 16), a.head_dim
+    ws, os, dims = 4 * CHUNK_KEYS, 4 * (a.value_dim + 16), a.value_dim
     for d in range(0, dims // 32 * 32, 32):
         o = out + 4 * d
         if n == FULL:
@@ -201,7 +205,7 @@ def _chunk_results(a, kv, row, head, first_entry, n, chunk, queries, scores, res
         at = (head * records + key % a.page_size // 16) * a.record_nbytes
         keys = a.k_pages + page * a.page_nbytes + at
         _score_record(a, kv, n, keys, queries, scores + 64 * r)
-    row_nbytes = 4 * (a.head_dim + 16)
+    row_nbytes = 4 * (a.value_dim + 16)
     for e in range(n):
         position = load_i64(a.positions + 8 * (row + (first_entry + e) // group))
         key_start = max(0, position + 1 - a.window) if a.window > 0 else 0
@@ -209,15 +213,15 @@ def _chunk_results(a, kv, row, head, first_entry, n, chunk, queries, scores, res
         largest, total = _softmax_chunk(
             a, scores + 4 * CHUNK_KEYS * e, start, first, last, key_start, position + 1
         )
-        for d in range(a.head_dim // 16):
+        for d in range(a.value_dim // 16):
             store_f32x16(result + 64 * d, splat(ZERO))
-        store_f32(result + 4 * a.head_dim, largest)
-        store_f32(result + 4 * a.head_dim + 4, total)
+        store_f32(result + 4 * a.value_dim, largest)
+        store_f32(result + 4 * a.value_dim + 4, total)
     for r in range(first, last):
         key = start + 16 * r
         page = load_i64(table + 8 * (key // a.page_size))
-        at = (head * records + key % a.page_size // 16) * a.record_nbytes
-        values = a.v_pages + page * a.page_nbytes + at
+        at = (head * records + key % a.page_size // 16) * a.value_record_nbytes
+        values = a.v_pages + page * a.value_page_nbytes + at
         _value_record(a, kv, n, values, min(16, stop - key), scores + 64 * r, results)
 
 
@@ -254,7 +258,7 @@ def _finish(a, running, row, head, entry):
     """Divide by the sum, the sink's share included, and write one head of one row."""
     group = a.n_heads // a.n_kv_heads
     query_head = head * group + entry % group
-    m, weight = load_f32(running + 4 * a.head_dim), load_f32(running + 4 * a.head_dim + 4)
+    m, weight = load_f32(running + 4 * a.value_dim), load_f32(running + 4 * a.value_dim + 4)
     keep, total = splat(ONE), splat(weight)
     if a.sinks != 0:
         sink = load_f32(a.sinks + 4 * query_head)
@@ -262,8 +266,8 @@ def _finish(a, running, row, head, entry):
         keep = exp(splat(m - top))
         total = vmul(total, keep) + exp(splat(sink - top))
     factor = vdiv(keep, total)
-    out = a.out + (row + entry // group) * a.out_stride + 4 * query_head * a.head_dim
-    for d in range(a.head_dim // 16):
+    out = a.out + (row + entry // group) * a.out_stride + 4 * query_head * a.value_dim
+    for d in range(a.value_dim // 16):
         # Adding +0 turns -0 into +0: keys of other rows in a tile may have decided its sign.
         value = vmul(load_f32x16(running + 64 * d), factor) + splat(ZERO)
         store_f32x16(out + 64 * d, value)
@@ -281,7 +285,7 @@ def _first_chunk(a, row):
 def _attend_tile(a, kv, row, n_rows, head, scratch):
     """Do all chunks of all entries of one tile and one kv head."""
     group = a.n_heads // a.n_kv_heads
-    row_nbytes = 4 * (a.head_dim + 16)
+    row_nbytes = 4 * (a.value_dim + 16)
     queries = scratch + FULL * row_nbytes
     scores = queries + 4 * FULL * a.head_dim
     results = scores + 4 * FULL * CHUNK_KEYS
@@ -291,13 +295,13 @@ def _attend_tile(a, kv, row, n_rows, head, scratch):
         n = group_size(n_entries - entry)
         _load_queries(a, queries, row, head, entry, n)
         for e in range(n):
-            _clear(scratch + e * row_nbytes, a.head_dim)
+            _clear(scratch + e * row_nbytes, a.value_dim)
         first = _first_chunk(a, row + entry // group)
         last = load_i64(a.positions + 8 * (row + (entry + n - 1) // group)) // CHUNK_KEYS
         for chunk in range(first, last + 1):
             _chunk_results(a, kv, row, head, entry, n, chunk, queries, scores, results)
             for e in range(n):
-                _fold(scratch + e * row_nbytes, results + e * row_nbytes, a.head_dim)
+                _fold(scratch + e * row_nbytes, results + e * row_nbytes, a.value_dim)
         for e in range(n):
             _finish(a, scratch + e * row_nbytes, row, head, entry + e)
         entry += n
@@ -311,7 +315,7 @@ def _attend_shared(a, kv, item, chunk, scratch):
     if chunk >= n_chunks:
         return
     group = a.n_heads // a.n_kv_heads
-    row_nbytes = 4 * (a.head_dim + 16)
+    row_nbytes = 4 * (a.value_dim + 16)
     queries = scratch + FULL * row_nbytes
     scores = queries + 4 * FULL * a.head_dim
     most = load_i64(a.max_chunks)
@@ -329,9 +333,9 @@ def _attend_shared(a, kv, item, chunk, scratch):
         return
     store_i64(a.done + 8 * item, 0)
     for e in range(group):
-        _clear(scratch, a.head_dim)
+        _clear(scratch, a.value_dim)
         for c in range(first, n_chunks):
-            _fold(scratch, partials + (c * group + e) * row_nbytes, a.head_dim)
+            _fold(scratch, partials + (c * group + e) * row_nbytes, a.value_dim)
         _finish(a, scratch, row, head, e)
 
 

@@ -45,6 +45,7 @@ ARGS = np.dtype(
         ("n_heads", "i8"),
         ("n_kv_heads", "i8"),
         ("head_dim", "i8"),
+        ("value_dim", "i8"),
         ("q_norm", "i8"),  # f32 (head_dim), or 0
         ("k_norm", "i8"),
         ("norm_last", "i8"),  # norm what is rotated, not the other way round
@@ -55,9 +56,11 @@ ARGS = np.dtype(
         ("temperatures", "i8"),  # f32 (context): factor on q at each position, or 0
         ("k_pages", "i8"),
         ("v_pages", "i8"),
-        ("page_nbytes", "i8"),
+        ("page_nbytes", "i8"),  # of keys
+        ("value_page_nbytes", "i8"),
         ("page_size", "i8"),
         ("record_nbytes", "i8"),
+        ("value_record_nbytes", "i8"),
         ("scratch", "i8"),
         ("scratch_stride", "i8"),
         ("eps", "f4"),
@@ -160,13 +163,13 @@ def _warm(a, x, position):
 
 
 @inline
-def _record(a, pages, row, position, head):
+def _record(a, pages, page_nbytes, record_nbytes, row, position, head):
     """Return the address of the record that a row's key or value of one head goes to."""
     table = load_i64(a.tables + 8 * row)
     page = load_i64(table + 8 * (position // a.page_size))
     in_page = position % a.page_size
     records = a.page_size // 16
-    return pages + page * a.page_nbytes + (head * records + in_page // 16) * a.record_nbytes
+    return pages + page * page_nbytes + (head * records + in_page // 16) * record_nbytes
 
 
 @inline
@@ -193,13 +196,15 @@ def prepare(args, thread, kv):
                 head = slot - a.n_heads
                 x = a.k + row * a.k_stride + 4 * head * dim
                 _place(a, x, a.k_norm, position)
-                record = _record(a, a.k_pages, row, position, head)
+                sizes = a.page_nbytes, a.record_nbytes
+                record = _record(a, a.k_pages, sizes[0], sizes[1], row, position, head)
                 store_key(kv, x, record, position % 16, dim, scratch)
             else:
                 head = slot - a.n_heads - a.n_kv_heads
-                x = a.v + row * a.v_stride + 4 * head * dim
-                record = _record(a, a.v_pages, row, position, head)
-                store_value(kv, x, record, position % 16, dim, scratch)
+                x = a.v + row * a.v_stride + 4 * head * a.value_dim
+                sizes = a.value_page_nbytes, a.value_record_nbytes
+                record = _record(a, a.v_pages, sizes[0], sizes[1], row, position, head)
+                store_value(kv, x, record, position % 16, a.value_dim, scratch)
 
 
 _F16, _Q8_0 = KV_FORMATS["f16"], KV_FORMATS["q8_0"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from quantcli.plan import Buffer, Op, Plan
 
-PRODUCTS = ("linear", "expert_linear")
+PRODUCTS = ("linear", "expert_linear", "head_linear")
 _STAGED = ("rms_norm", "layer_norm", "gated", "activate")
 
 
@@ -76,7 +76,7 @@ class Fusion:
             return False
         readers = self.readers[op.output]
         return bool(readers) and all(
-            reader.kind in PRODUCTS and op.output == reader.inputs[0] for reader in readers
+            reader.kind in PRODUCTS[:2] and op.output == reader.inputs[0] for reader in readers
         )
 
     def _is_into_add(self, op: Op) -> bool:

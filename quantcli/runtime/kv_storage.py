@@ -29,45 +29,51 @@ class KvStorage:
         self._layers = list(layers)
         unit = 32 if kv_type == "q8_0" else 16
         for heads in layers:
-            if heads.head_dim % unit:
-                advice = "--backend reference" if heads.head_dim % 16 else "--kv-type f16"
-                raise ShapeError(
-                    f"heads of {heads.head_dim} values do not divide into runs of {unit}, which "
-                    f"the {kv_type} KV cache needs. Use {advice}."
-                )
-        page_nbytes = [self._page_nbytes(heads) for heads in layers]
-        self.nbytes = 2 * cache.n_pages * sum(page_nbytes)
+            for width in (heads.head_dim, heads.value_width):
+                if width % unit:
+                    advice = "--backend reference" if width % 16 else "--kv-type f16"
+                    raise ShapeError(
+                        f"heads of {width} values do not divide into runs of {unit}, which "
+                        f"the {kv_type} KV cache needs. Use {advice}."
+                    )
+        self.nbytes = cache.n_pages * sum(sum(self._page_nbytes(heads)) for heads in layers)
         self._memory = _reserve(self.nbytes)
         self._addresses: list[tuple[int, int]] = []
-        self._records: list[np.ndarray] = []  # u8 (2, pages, kv heads, records, bytes) each layer
+        self._records: list[np.ndarray] = []  # u8 (pages, kv heads, records, bytes): k, v, k, v ...
         data = np.frombuffer(self._memory, np.uint8)
         start = 0
-        for heads, nbytes in zip(layers, page_nbytes, strict=True):
-            size = nbytes * cache.n_pages
-            address = int(data.ctypes.data) + start
-            self._addresses.append((address, address + size))
-            shape = (2, cache.n_pages, heads.n_kv_heads, self.page_size // RECORD_KEYS, -1)
-            self._records.append(data[start : start + 2 * size].reshape(shape))
-            start += 2 * size
+        for heads in layers:
+            places = []
+            for nbytes in self._page_nbytes(heads):
+                size = nbytes * cache.n_pages
+                places.append(int(data.ctypes.data) + start)
+                shape = (cache.n_pages, heads.n_kv_heads, self.page_size // RECORD_KEYS, -1)
+                self._records.append(data[start : start + size].reshape(shape))
+                start += size
+            self._addresses.append((places[0], places[1]))
 
     def point(self, a: np.void, layer: int) -> None:
         """Tell a kernel where a layer's pages lie."""
         heads = self._layers[layer]
         a["k_pages"], a["v_pages"] = self._addresses[layer]
-        a["n_kv_heads"] = heads.n_kv_heads
-        a["page_size"], a["page_nbytes"] = self.page_size, self._page_nbytes(heads)
+        a["n_kv_heads"], a["page_size"] = heads.n_kv_heads, self.page_size
+        a["page_nbytes"], a["value_page_nbytes"] = self._page_nbytes(heads)
         a["record_nbytes"] = self.format.record_nbytes(heads.head_dim)
+        a["value_record_nbytes"] = self.format.record_nbytes(heads.value_width)
 
     def copy(self, copies: Iterable[Copy]) -> None:
         """Copy the first slots of pages to other pages, in order, in every layer."""
         for source, target, n_slots in copies:
             n_records = -(-n_slots // RECORD_KEYS)
             for records in self._records:
-                records[:, target, :, :n_records] = records[:, source, :, :n_records]
+                records[target, :, :n_records] = records[source, :, :n_records]
 
-    def _page_nbytes(self, heads: Heads) -> int:
+    def _page_nbytes(self, heads: Heads) -> tuple[int, int]:
+        """Return the bytes of a page of keys, and of one of values."""
         records = heads.n_kv_heads * self.page_size // RECORD_KEYS
-        return records * self.format.record_nbytes(heads.head_dim)
+        widths = (heads.head_dim, heads.value_width)
+        k, v = (records * self.format.record_nbytes(width) for width in widths)
+        return k, v
 
 
 def _reserve(nbytes: int) -> mmap.mmap:

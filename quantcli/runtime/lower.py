@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quantcli.kernels import elementwise
+from quantcli.kernels import elementwise, join
 from quantcli.kernels.jit import OpKernel
 from quantcli.plan import ENTRIES, OUTPUTS, TOKENS, Buffer, Op, Plan
 from quantcli.runtime.lower_attention import AttentionLowerer
@@ -119,6 +119,20 @@ class Lowering(AttentionLowerer, ProductLowerer):
             return
         a = self._lower_rows(op, elementwise.cut, op.inputs[0], is_in_place=False)
         a["x"] += 4 * start
+
+    def _lower_join_heads(self, op: Op) -> None:
+        """Put heads together, or take them apart: `cut_heads` is a join of one part."""
+        sources, out = [self.regions[buffer] for buffer in op.inputs], self.place(op.output)
+        a = self.call(join.join, join.ARGS, {source.name for source in sources}, {out.name})
+        a["n_rows"], a["n_heads"] = self.rows_word(op.output.axis), int(op.number("n_heads"))
+        for name, buffer, source in zip("ab", op.inputs, sources, strict=False):
+            n, start = int(op.number(f"{name}_heads")), int(op.number(f"{name}_start"))
+            a[name], a[f"{name}_stride"] = source.address + 4 * start, source.stride
+            a[f"{name}_head_nbytes"] = 4 * buffer.width // n if n > 1 else 0
+            a[f"{name}_width"] = int(op.number(f"{name}_width"))
+        a["out"], a["out_stride"] = out.address, out.stride
+
+    _lower_cut_heads = _lower_join_heads
 
     def _lower_rows(
         self,

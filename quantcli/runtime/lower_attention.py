@@ -66,6 +66,7 @@ class AttentionLowerer(Lowerer):
         a["q"], a["q_stride"] = q.address, q.stride
         a["out"], a["out_stride"] = out.address, out.stride
         a["head_dim"], a["n_heads"] = shape.head_dim, shape.n_heads
+        a["value_dim"] = shape.value_width
         a["window"], a["softcap"], a["scale"] = shape.window, shape.softcap, shape.scale
         if shape.sinks:
             a["sinks"] = self.vector(shape.sinks)
@@ -87,6 +88,7 @@ class AttentionLowerer(Lowerer):
         a["q"], a["k"], a["v"] = q.address, k.address, v.address
         a["q_stride"], a["k_stride"], a["v_stride"] = q.stride, k.stride, v.stride
         a["n_heads"], a["head_dim"] = shape.n_heads, shape.head_dim
+        a["value_dim"] = shape.value_width
         a["n_rows"] = step.word("n_tokens")
         a["positions"], a["tables"] = step.positions.ctypes.data, step.tables.ctypes.data
         a["chunk"] = _HEAD_CHUNK

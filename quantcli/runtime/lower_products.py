@@ -6,11 +6,11 @@ import numpy as np
 
 from quantcli.kernels import activations, embed, experts, matmul
 from quantcli.kernels.matmul.rows import ARGS as MATMUL_ARGS
-from quantcli.plan import Op
+from quantcli.plan import Buffer, Op
 from quantcli.runtime.executor import N_COUNTERS
 from quantcli.runtime.fusion import PRODUCTS
 from quantcli.runtime.lowering import Lowerer
-from quantcli.runtime.staging import Staged
+from quantcli.runtime.staging import Split, Staged
 from quantcli.runtime.weights import Matrix
 
 _CHUNKS = 4  # of a thread's share of panels, so that others can help it finish
@@ -23,6 +23,15 @@ _ALONE = {
     "gelu_tanh": activations.GELU_TANH_ALONE,
     "relu_squared": activations.RELU_SQUARED,
 }
+
+
+def split_of(op: Op) -> Split:
+    """Return by what a product's input is laid out: the routes to experts, or heads."""
+    if op.kind == "expert_linear":
+        return op.inputs[1]
+    if op.kind == "head_linear":
+        return int(op.number("n_heads")), int(op.number("start"))
+    return None
 
 
 class ProductLowerer(Lowerer):
@@ -71,6 +80,16 @@ class ProductLowerer(Lowerer):
         routes.sort(a)
         a["is_shared"] = op.inputs[0].axis == op.inputs[1].axis
 
+    def _lower_head_linear(self, op: Op) -> None:
+        matrix = self.sources.weights.matrices[op.weights[0]]
+        acts = self._stage(op, matrix.panel.is_float)
+        out = self.place(op.output)
+        kernel = matmul.module(matrix.panel.name).matmul
+        a = self.call(kernel, MATMUL_ARGS, {acts.name}, {out.name})
+        a["out"], a["out_stride"] = out.address, out.stride
+        self._point_product(a, op, matrix, acts)
+        a["n_heads"], a["out_head_nbytes"] = matrix.n_experts, 4 * matrix.n_out
+
     def _point_product(self, a: np.void, op: Op, matrix: Matrix, acts: Staged) -> None:
         """Tell a matmul op where its weights and activations lie, and how to share the work."""
         self.staging.point(a, acts, matrix.panel)
@@ -86,16 +105,24 @@ class ProductLowerer(Lowerer):
 
     def _stage(self, op: Op, is_float: bool) -> Staged:
         """Stage a product's input, unless the product before it has; return where it lies."""
-        source, routes = op.inputs[0], op.inputs[1] if op.kind == "expert_linear" else None
-        known = self.staging.current(source, routes, is_float)
+        source, split = op.inputs[0], split_of(op)
+        known = self.staging.current(source, split, is_float)
         if known:
             return known
         readers = [
-            self.sources.weights.matrices[reader.weights[0]].panel
+            self.sources.weights.matrices[reader.weights[0]]
             for reader in self.fusion.readers[source]
-            if reader.kind in PRODUCTS and reader.inputs[1:] == op.inputs[1:]
+            if reader.kind in PRODUCTS and split_of(reader) == split
         ]
-        acts = self.staging.begin(source, routes, is_float, readers, self.ops is self.head)
+        routes = split if isinstance(split, Buffer) else None
+        copies, n_in = 1, readers[0].n_in
+        if routes and source.axis == routes.axis and op.routing:
+            copies = op.routing.n_used
+        elif isinstance(split, tuple):
+            copies = split[0]
+        panels = [matrix.panel for matrix in readers]
+        is_head = self.ops is self.head
+        acts = self.staging.begin(source, split, copies, n_in, is_float, panels, is_head)
         regions = [self.regions[root] for root in self.fusion.roots(source)]
         reads = {region.name for region in regions}
         if routes:
@@ -105,7 +132,11 @@ class ProductLowerer(Lowerer):
         a["n_rows"] = self.rows_word(source.axis)
         a["x"], a["x_stride"] = regions[0].address, regions[0].stride
         a["up"], a["up_stride"] = regions[-1].address, regions[-1].stride
-        a["width"], a["n_true"] = acts.width, source.width
+        a["width"], a["n_true"] = acts.width, n_in
+        if isinstance(split, tuple):
+            n_heads, start = split
+            a["n_heads"], a["head_nbytes"] = n_heads, 4 * source.width // n_heads
+            a["x"] += 4 * start
         if routes:
             self.routes[routes.axis].sort(a)
             if source.axis == routes.axis:

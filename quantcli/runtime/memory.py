@@ -43,17 +43,20 @@ class MemoryPlan:
         return self.total <= self.available
 
 
-def kv_nbytes_per_token(n_layers: int, n_kv_heads: int, head_dim: int, kv_type: str) -> int:
+def kv_nbytes_per_token(
+    n_layers: int, n_kv_heads: int, head_dim: int, kv_type: str, value_dim: int = 0
+) -> int:
     """Return the bytes one token takes in the KV cache: keys and values of every layer.
 
     2 x layers x kv heads x head_dim x bytes a value: 2 for f16, 34/32 for q8_0, whose heads are
-    whole blocks of 32. Raises UsageError for an unknown type.
+    whole blocks of 32. Values may be narrower than keys. Raises UsageError for an unknown type.
     """
     if kv_type not in _KV_BLOCKS:
         raise UsageError(f"KV cache type {kv_type!r} is unknown; known: {', '.join(_KV_BLOCKS)}.")
     block_values, block_nbytes = _KV_BLOCKS[kv_type]
-    head_nbytes = -(-head_dim // block_values) * block_nbytes
-    return 2 * n_layers * n_kv_heads * head_nbytes
+    widths = (head_dim, value_dim or head_dim)
+    nbytes = sum(-(-width // block_values) * block_nbytes for width in widths)
+    return n_layers * n_kv_heads * nbytes
 
 
 def plan_memory(

@@ -6,7 +6,6 @@ in one does not hide in the other.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -17,12 +16,12 @@ from quantcli.formats import F32
 from quantcli.plan import Buffer, Op, Plan
 from quantcli.runtime import reference_experts as experts
 from quantcli.runtime.decoded import I64, DecodedWeights, Weights
+from quantcli.runtime.reference_activations import ACTS, PLAIN_ACTS, swiglu_oai
 from quantcli.runtime.reference_rounding import KV_ROUNDING, round_activations
 from quantcli.runtime.rope_tables import factors_of, rope_angles, temperatures
 
 KV_TYPES = ("f32", "f16", "q8_0")
 ACTIVATIONS = ("f32", "q8")
-_OAI_CLAMP, _OAI_SLOPE = 7.0, 1.702  # of gpt-oss's gate
 
 
 class ReferenceExecutor:
@@ -110,7 +109,7 @@ class ReferenceExecutor:
 
     def store(self, index: int, sequence: int, positions: I64, k: F32, v: F32) -> _KV:
         """Put keys and values (rows, n_kv_heads, head_dim) into a sequence's cache of one op."""
-        kv = self._kv.setdefault((index, sequence), _KV(k.shape[1:]))
+        kv = self._kv.setdefault((index, sequence), _KV(k.shape[1:], v.shape[1:]))
         kv.put(positions, self._round_kv(k), self._round_kv(v))
         return kv
 
@@ -143,17 +142,20 @@ def _dying_buffers(plan: Plan) -> list[set[Buffer]]:
 class _KV:
     """Keys and values of one sequence in one attention, by position."""
 
-    def __init__(self, head_shape: tuple[int, ...]) -> None:
+    def __init__(self, k_shape: tuple[int, ...], v_shape: tuple[int, ...]) -> None:
         self.length = 0
-        self.k: F32 = np.zeros((0, *head_shape), np.float32)  # (capacity, n_kv_heads, head_dim)
-        self.v: F32 = self.k
+        self.k: F32 = np.zeros((0, *k_shape), np.float32)  # (capacity, n_kv_heads, head_dim)
+        self.v: F32 = np.zeros((0, *v_shape), np.float32)
 
     def put(self, positions: I64, k: F32, v: F32) -> None:
         stop = int(positions.max()) + 1
         assert int(positions.min()) <= self.length, (positions, self.length)
         if stop > len(self.k):
-            room = np.zeros((max(stop, 2 * len(self.k)) - len(self.k), *k.shape[1:]), np.float32)
-            self.k, self.v = np.concatenate([self.k, room]), np.concatenate([self.v, room])
+            more = max(stop, 2 * len(self.k)) - len(self.k)
+            self.k, self.v = (
+                np.concatenate([held, np.zeros((more, *new.shape[1:]), np.float32)])
+                for held, new in ((self.k, k), (self.v, v))
+            )
         self.k[positions], self.v[positions] = k, v
         self.length = max(self.length, stop)
 
@@ -190,6 +192,31 @@ def _linear(step: _Step, op: Op, x: F32) -> F32:
     return y + weights.array(op.weights[1]) if len(op.weights) > 1 else y
 
 
+def _head_linear(step: _Step, op: Op, x: F32) -> F32:
+    weights, name = step.executor.weights, op.weights[0]
+    n_heads, start = int(op.number("n_heads")), int(op.number("start"))
+    heads = x.reshape(len(x), n_heads, -1)
+    parts = []
+    for head in range(n_heads):
+        matrix = weights.expert(name, head)
+        part = np.ascontiguousarray(heads[:, head, start : start + matrix.shape[1]])
+        if step.executor.activation == "q8" and weights.is_quantized(name):
+            part = round_activations(part)
+        parts.append(part @ matrix.T)
+    return np.concatenate(parts, axis=1)
+
+
+def _join_heads(step: _Step, op: Op, *sources: F32) -> F32:
+    n_rows, n_heads = len(sources[0]), int(op.number("n_heads"))
+    parts = []
+    for name, x in zip("ab", sources, strict=False):
+        start = int(op.number(f"{name}_start"))
+        heads = x.reshape(n_rows, int(op.number(f"{name}_heads")), -1)
+        part = heads[:, :, start : start + int(op.number(f"{name}_width"))]
+        parts.append(np.broadcast_to(part, (n_rows, n_heads, part.shape[2])))
+    return np.concatenate(parts, axis=2).reshape(n_rows, -1)
+
+
 def _rope(step: _Step, op: Op, x: F32) -> F32:
     rope = op.rope
     assert rope is not None
@@ -212,14 +239,13 @@ def _rope(step: _Step, op: Op, x: F32) -> F32:
 def _attention(step: _Step, op: Op, q: F32, k: F32, v: F32) -> F32:
     heads = op.heads
     assert heads is not None
-    out = np.empty_like(q)
+    out = np.empty((len(q), op.output.width), np.float32)
     for sequence in np.unique(step.sequences).tolist():
         rows = np.flatnonzero(step.sequences == sequence)
         shape = (len(rows), -1, heads.head_dim)
         positions = step.positions[rows]
-        kv = step.executor.store(
-            step.index, sequence, positions, k[rows].reshape(shape), v[rows].reshape(shape)
-        )
+        values = v[rows].reshape(len(rows), heads.n_kv_heads, -1)
+        kv = step.executor.store(step.index, sequence, positions, k[rows].reshape(shape), values)
         start = max(0, int(positions.min()) - heads.window + 1) if heads.window else 0
         stop = int(positions.max()) + 1
         keys = np.arange(start, stop)
@@ -231,7 +257,7 @@ def _attention(step: _Step, op: Op, q: F32, k: F32, v: F32) -> F32:
         rows_q = q[rows].reshape(shape)
         if heads.temperature:
             rows_q *= temperatures(heads, positions)[:, None, None]
-        result = np.empty_like(rows_q)
+        result = np.empty((len(rows), heads.n_heads, heads.value_width), np.float32)
         for head in range(heads.n_heads):
             scores = rows_q[:, head] @ kv.k[start:stop, head // group].T * np.float32(heads.scale)
             if heads.softcap:
@@ -246,12 +272,12 @@ def _attention(step: _Step, op: Op, q: F32, k: F32, v: F32) -> F32:
 def _gated(step: _Step, op: Op, gate: F32, up: F32) -> F32:
     act = str(op.params["act"])
     if act == "swiglu_oai":
-        return _swiglu_oai(gate, up)
-    return _ACTS[act](gate) * up
+        return swiglu_oai(gate, up)
+    return ACTS[act](gate) * up
 
 
 def _activate(step: _Step, op: Op, x: F32) -> F32:
-    return _PLAIN_ACTS[str(op.params["act"])](x)
+    return PLAIN_ACTS[str(op.params["act"])](x)
 
 
 def _slice(step: _Step, op: Op, x: F32) -> F32:
@@ -310,6 +336,9 @@ _OPS: dict[str, Callable[..., F32]] = {
     "layer_norm": _layer_norm,
     "linear": _linear,
     "slice": _slice,
+    "head_linear": _head_linear,
+    "join_heads": _join_heads,
+    "cut_heads": _join_heads,
     "rope": _rope,
     "attention": _attention,
     "gated": _gated,
@@ -323,44 +352,6 @@ _OPS: dict[str, Callable[..., F32]] = {
     "select": _select,
     "softcap": _softcap,
 }
-
-
-def _silu(x: F32) -> F32:
-    """Return x / (1 + exp(-x))."""
-    below = np.exp(-x)  # an inf gives the right 0
-    below += 1.0
-    y: F32 = np.divide(x, below)
-    return y
-
-
-def _gelu_tanh(x: F32) -> F32:
-    """Return 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))."""
-    inner = x * x * x
-    inner *= 0.044715
-    inner += x
-    inner *= math.sqrt(2.0 / math.pi)
-    share = np.tanh(inner)
-    share += 1.0
-    share *= 0.5
-    y: F32 = np.multiply(x, share)
-    return y
-
-
-def _swiglu_oai(gate: F32, up: F32) -> F32:
-    """Return gate / (1 + exp(-1.702 gate)) (up + 1), both clamped to 7, up to -7 as well."""
-    gate = np.minimum(gate, np.float32(_OAI_CLAMP))
-    up = np.clip(up, np.float32(-_OAI_CLAMP), np.float32(_OAI_CLAMP))
-    y: F32 = gate / (1.0 + np.exp(np.float32(-_OAI_SLOPE) * gate)) * (up + 1.0)
-    return y
-
-
-def _relu_squared(x: F32) -> F32:
-    y: F32 = np.square(np.maximum(x, np.float32(0.0)))
-    return y
-
-
-_ACTS: dict[str, Callable[[F32], F32]] = {"silu": _silu, "gelu_tanh": _gelu_tanh}
-_PLAIN_ACTS = {"gelu_tanh": _gelu_tanh, "relu_squared": _relu_squared}
 
 
 def _capped(x: F32, cap: float) -> F32:

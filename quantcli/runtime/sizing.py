@@ -67,7 +67,7 @@ def size_model(
         train_context=hyper.context,
         weights_nbytes=_weights_nbytes(checkpoint, plan),
         kv_nbytes_per_token=sum(
-            kv_nbytes_per_token(1, h.n_kv_heads, h.head_dim, kv_type) for h in heads
+            kv_nbytes_per_token(1, h.n_kv_heads, h.head_dim, kv_type, h.value_dim) for h in heads
         ),
         buffers_nbytes=_buffers_nbytes(plan, max_outputs) + _RUNTIME_NBYTES,
         available=available_memory(),

@@ -15,21 +15,24 @@ from quantcli.runtime.step import Step
 INT8, FLOAT = "int8 activations", "float activations"
 
 
+Split = Buffer | tuple[int, int] | None
+
+
 @dataclass(frozen=True, slots=True)
 class Staged:
     """One staging of one buffer.
 
     name     the area it lies in
-    routes   the routes by which its rows are laid out for experts, or None
-    axis     of what is laid out: the source's, or entries
+    split    by what its rows are laid out: the routes to experts, heads of a width, or None
+    copies   rows that are laid out for each of the source
     words    what its readers asked for, in order
     in_head  whether it belongs to the head of the plan
     """
 
     name: str
     source: Buffer
-    routes: Buffer | None
-    axis: str
+    split: Split
+    copies: int
     width: int
     words: tuple[Word, ...]
     in_head: bool
@@ -58,21 +61,26 @@ class Staging:
         self._all: list[Staged] = []
         self._arrays: list[np.ndarray] = []
 
-    def current(self, source: Buffer, routes: Buffer | None, is_float: bool) -> Staged | None:
-        """Return the staging of a buffer by some routes, or none, if its area still holds it."""
+    def current(self, source: Buffer, split: Split, is_float: bool) -> Staged | None:
+        """Return the staging of a buffer in a split, if its area still holds it."""
         staged = self._current.get(FLOAT if is_float else INT8)
-        is_it = staged and staged.source == source and staged.routes == routes
+        is_it = staged and staged.source == source and staged.split == split
         return staged if is_it else None
 
     def begin(
         self,
         source: Buffer,
-        routes: Buffer | None,
+        split: Split,
+        copies: int,
+        n_in: int,
         is_float: bool,
         readers: list[PanelFormat],
         in_head: bool,
     ) -> Staged:
-        """Stage a buffer, with what all its readers of that kind need, padded to their blocks."""
+        """Stage a buffer, with what all its readers of that kind need, padded to their blocks.
+
+        n_in   values of a row that is laid out
+        """
         mine = [panel for panel in readers if panel.is_float == is_float]
         block = max(panel.n_inputs for panel in mine)
         words: list[Word] = []
@@ -80,10 +88,9 @@ class Staging:
             if _find(words, panel.words) is None:
                 words.extend(panel.words)
         assert len(words) <= MAX_WORDS, words
-        width = -(-source.width // block) * block
+        width = -(-n_in // block) * block
         name = FLOAT if is_float else INT8
-        axis = ENTRIES[routes.axis] if routes else source.axis
-        staged = Staged(name, source, routes, axis, width, tuple(words), in_head)
+        staged = Staged(name, source, split, copies, width, tuple(words), in_head)
         self._current[name] = staged
         self._all.append(staged)
         return staged
@@ -115,9 +122,9 @@ class Staging:
             mine = [s for s in self._all if s.name == name]
             if not mine:
                 continue
-            # While private, a step has one row, and so as many entries as that has experts.
-            own = -(-max(s.row_nbytes * self._entries(s.axis) for s in mine) // 128) * 128
-            shared = max(s.row_nbytes * self._max_rows[s.axis] for s in mine)
+            # While private, a step has one row, so as many entries as that has experts or heads.
+            own = -(-max(s.row_nbytes * self._entries(s) for s in mine) // 128) * 128
+            shared = max(s.row_nbytes * s.copies * self._max_rows[s.source.axis] for s in mine)
             area = self._array(max(shared, self._n_threads * own))
             for a, staged, field in self._pointers:
                 if staged.name == name:
@@ -131,10 +138,11 @@ class Staging:
         """Bytes of both areas and of scratch."""
         return sum(array.nbytes for array in self._arrays)
 
-    def _entries(self, axis: str) -> int:
-        """Return how many rows one row of a step becomes on an axis."""
+    def _entries(self, staged: Staged) -> int:
+        """Return how many rows one row of a step becomes."""
+        axis = staged.source.axis
         rows = next((rows for rows, entries in ENTRIES.items() if entries == axis), axis)
-        return self._max_rows[axis] // self._max_rows[rows]
+        return staged.copies * (self._max_rows[axis] // self._max_rows[rows])
 
     def _array(self, nbytes: int) -> int:
         """Make a zeroed array and return its first 128-byte boundary."""

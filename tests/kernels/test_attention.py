@@ -255,3 +255,20 @@ def test_a_lone_key_has_all_the_weight() -> None:
     store = filled("f16", 2, 64, 600)
     found = attend(store, values(3, 1, 4, 64), [0])
     assert found[0].tobytes() == store.read(1)[1][0].repeat(2, axis=0).tobytes()
+
+
+@pytest.mark.parametrize("kv", KV_TYPES)
+@pytest.mark.parametrize(("n_heads", "n_kv_heads"), [(6, 1), (2, 2)])
+def test_values_may_be_narrower_than_keys(kv: str, n_heads: int, n_kv_heads: int) -> None:
+    """In latent attention a key has a part that rotates, and the value has not."""
+    length = 300
+    made = Cache(kv, n_kv_heads, 96, context=length, page_size=64, value_dim=64)
+    made.fill(values(1, length, n_kv_heads, 96), values(2, length, n_kv_heads, 64))
+    k, v = made.read(length)
+    q, positions = values(3, 40, n_heads, 96), list(range(260, 300))
+    found = attend(made, q, positions, tiles=[8] * 5)
+    want = attention.reference(q, k, v, positions, 0.125)
+    assert found.shape == want.shape == (40, n_heads, 64)
+    assert (np.abs(found - want) <= error_bound(q, k, v, length, 0.125)).all()
+    alone = attend(made, q[7:8], positions[7:8], is_shared=True)
+    assert alone.tobytes() == found[7:8].tobytes()

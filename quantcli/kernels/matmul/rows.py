@@ -34,6 +34,8 @@ ARGS = np.dtype(
         ("runs", "i8"),  # runs of entries, one a matrix, see kernels.experts; or 0: one matrix
         ("n_runs", "i8"),  # address of their number
         ("is_shared", "i8"),  # a step's only row is laid out once for all runs
+        ("n_heads", "i8"),  # matrices that each take all rows, or 0: runs say, or there is one
+        ("out_head_nbytes", "i8"),  # bytes between what they write of a row
     ],
     align=True,
 )
@@ -95,11 +97,15 @@ def _multiply_panel(a, fmt, item, acts, private):
     if a.runs != 0:
         at = a.runs + 24 * run
         matrix, first, left = load_i64(at), load_i64(at + 8), load_i64(at + 16)
-    w = a.weights + (matrix * a.n_panels + panel) * a.panel_nbytes
-    bias = a.bias + matrix * a.bias_stride + panel * 64 if a.bias != 0 else 0
     size, words, n_blocks = a.acts_block_nbytes, a.words, a.n_blocks
     stride, add = a.out_stride, a.is_add
-    x, out = acts, a.out + first * stride + panel * 64
+    out = a.out + first * stride + panel * 64
+    if a.n_heads != 0:
+        matrix, first = run, run * left
+        out = a.out + run * a.out_head_nbytes + panel * 64
+    w = a.weights + (matrix * a.n_panels + panel) * a.panel_nbytes
+    bias = a.bias + matrix * a.bias_stride + panel * 64 if a.bias != 0 else 0
+    x = acts
     if a.is_shared == 0 or not private:
         x += first * a.acts_row_nbytes
     while left > 0:
@@ -127,7 +133,7 @@ def multiply(args, thread, fmt):
     a = view(args, ARGS)
     private = load_i64(a.private) != 0
     acts = a.acts + (a.acts_thread_stride * thread if private else 0)
-    n_panels = a.n_panels * (load_i64(a.n_runs) if a.runs != 0 else 1)
+    n_panels = a.n_panels * (load_i64(a.n_runs) if a.runs != 0 else max(a.n_heads, 1))
     n_shares = a.n_shares
     for turn in range(n_shares):
         share = (thread + turn) % n_shares

@@ -8,133 +8,26 @@ input. Each op writes a new buffer (single assignment), so who feeds whom is nev
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from quantcli.errors import ShapeError
+from quantcli.plan.parts import ENTRIES, OUTPUTS, TOKENS, Buffer, Heads, Op, Param, Rope, Routing
 
-Param = int | float | str | bool | None
-
-TOKENS = "tokens"  # one row for each token of a step
-OUTPUTS = "outputs"  # one row for each token whose logits are wanted
-# One row for each expert that each row of an axis goes to; in which order is the executor's choice.
-ENTRIES = {TOKENS: "token entries", OUTPUTS: "output entries"}
-
-
-@dataclass(frozen=True, slots=True)
-class Buffer:
-    """A value between two ops: f32 (rows, width), where `axis` names the rows."""
-
-    name: str
-    width: int
-    axis: str = TOKENS
-
-
-@dataclass(frozen=True, slots=True)
-class Rope:
-    """Rotary position embedding of one kind of layer.
-
-    style            "norm" rotates pairs (2i, 2i+1), "neox" pairs (i, i + n_rot/2)
-    n_rot            leading dimensions of a head that rotate, even
-    freq_base        theta_i = position * freq_base ** (-2i / n_rot) / factor_i
-    scaling          "none", "linear" or "yarn"
-    factor           scaling factor (linear, yarn)
-    original_context context the model was trained with before scaling (yarn)
-    ext_factor, attn_factor, beta_fast, beta_slow   yarn's parameters
-    log_mul          yarn's magnitude is divided by 0.1 log_mul ln(factor) + 1; 0: it is not
-    freq_factors     name of the tensor with factor_i (llama3's rope_freqs), or None
-    long_factors     the same for contexts beyond original_context (longrope), or None
-    start            first dimension of a head that rotates
-    """
-
-    style: str
-    n_rot: int
-    freq_base: float
-    scaling: str = "none"
-    factor: float = 1.0
-    original_context: int = 0
-    ext_factor: float = 0.0
-    attn_factor: float = 1.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    log_mul: float = 0.0
-    freq_factors: str | None = None
-    long_factors: str | None = None
-    start: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Heads:
-    """The shape and rule of one attention.
-
-    n_heads, n_kv_heads, head_dim   query heads, key/value heads (a divisor), width of one
-    scale     factor on q . k
-    window    keys a query sees, itself included; 0 means all
-    softcap   cap * tanh(score / cap) before the softmax; 0 means none
-    sinks     name of the tensor with one extra logit a head, or None
-    temperature, temperature_length   q grows with its position by 1 + temperature * ln(1 +
-              floor(position / temperature_length)); 0 means it does not
-    """
-
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    scale: float
-    window: int = 0
-    softcap: float = 0.0
-    sinks: str | None = None
-    temperature: float = 0.0
-    temperature_length: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Routing:
-    """How a row chooses experts: the best scores, ties to the lower expert, in falling order.
-
-    n_experts, n_used   experts there are, and that a row goes to
-    score       "softmax" over all experts, "sigmoid" of each, or "softmax_of_chosen": over the
-                chosen ones, which the logits themselves choose
-    bias        name of a tensor added to scores for choosing only, or None
-    normalize   whether the weights of the chosen are divided by their sum
-    scale       factor on weights
-    """
-
-    n_experts: int
-    n_used: int
-    score: str = "softmax"
-    bias: str | None = None
-    normalize: bool = True
-    scale: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Op:
-    """One entry of a plan.
-
-    kind     a key of SIGNATURES
-    inputs   buffers it reads
-    output   the buffer it writes
-    weights  tensor names it reads, in the order of its kind's signature
-    params   its numbers, by name
-    layer    the transformer layer it belongs to, or None
-    rope, heads, routing   set for the kinds that need them
-    """
-
-    kind: str
-    inputs: tuple[Buffer, ...]
-    output: Buffer
-    weights: tuple[str, ...] = ()
-    params: dict[str, Param] = field(default_factory=dict)
-    layer: int | None = None
-    rope: Rope | None = None
-    heads: Heads | None = None
-    routing: Routing | None = None
-
-    def number(self, name: str) -> float:
-        """Return a numeric parameter."""
-        value = self.params[name]
-        assert isinstance(value, int | float), (self.kind, name, value)
-        return float(value)
-
+__all__ = [
+    "ACTIVATIONS",
+    "ENTRIES",
+    "OUTPUTS",
+    "PLAIN_ACTIVATIONS",
+    "SCORES",
+    "SIGNATURES",
+    "TOKENS",
+    "Buffer",
+    "Heads",
+    "Op",
+    "Param",
+    "Plan",
+    "Rope",
+    "Routing",
+]
 
 # kind: (number of input buffers, what it does)
 SIGNATURES = {
@@ -143,6 +36,9 @@ SIGNATURES = {
     "layer_norm": (1, "(x - mean) / deviation * weight (+ bias)"),
     "linear": (1, "x W^T (+ bias)"),
     "slice": (1, "`width` values of each row, from `start` on"),
+    "head_linear": (1, "x_h W_h^T of each head, from the value `start` of it on"),
+    "join_heads": (2, "parts of each head of two buffers side by side"),
+    "cut_heads": (1, "a part of each head"),
     "rope": (1, "rotate each head by its position"),
     "attention": (3, "store k and v, then softmax(q k^T) v over the sequence's cache"),
     "gated": (2, "act(gate) * up"),
@@ -225,18 +121,25 @@ class Plan:
     def attention(self, q: Buffer, k: Buffer, v: Buffer, heads: Heads) -> Buffer:
         """Attend over the sequence, this step's rows included."""
         q_width = heads.n_heads * heads.head_dim
-        kv_width = heads.n_kv_heads * heads.head_dim
-        if (q.width, k.width, v.width) != (q_width, kv_width, kv_width):
+        k_width = heads.n_kv_heads * heads.head_dim
+        v_width = heads.n_kv_heads * heads.value_width
+        if (q.width, k.width, v.width) != (q_width, k_width, v_width):
             raise ShapeError(
                 f"attention: q, k, v are {q.width}, {k.width}, {v.width} wide; "
                 f"{heads.n_heads} and {heads.n_kv_heads} heads of {heads.head_dim} need "
-                f"{q_width}, {kv_width}, {kv_width}."
+                f"{q_width}, {k_width}, {v_width}."
+            )
+        if heads.value_width > heads.head_dim:
+            raise ShapeError(
+                f"attention: values are {heads.value_width} wide, but keys {heads.head_dim}; only "
+                "values up to the width of keys are supported."
             )
         if heads.n_heads % heads.n_kv_heads:
             raise ShapeError(f"{heads.n_kv_heads} kv heads do not divide {heads.n_heads} heads.")
         if heads.sinks:
             self._weight(heads.sinks, (heads.n_heads,))
-        return self._append("attention", (q, k, v), "attn", q_width, (), {}, heads=heads)
+        width = heads.n_heads * heads.value_width
+        return self._append("attention", (q, k, v), "attn", width, (), {}, heads=heads)
 
     def gated(self, gate: Buffer, up: Buffer, act: str) -> Buffer:
         """Multiply `up` by the activation of `gate`."""
@@ -244,6 +147,37 @@ class Plan:
         if act not in ACTIVATIONS:
             raise ShapeError(f"gated: no activation {act!r}; known: {', '.join(ACTIVATIONS)}.")
         return self._append("gated", (gate, up), "ff", gate.width, (), {"act": act})
+
+    def head_linear(
+        self, x: Buffer, weight: str, n_heads: int, n_in: int, n_out: int, start: int = 0
+    ) -> Buffer:
+        """Multiply n_in values of each head by a matrix of its own."""
+        width = x.width // n_heads
+        if x.width % n_heads or start + n_in > width or n_in % 32 or n_out % 16:
+            raise ShapeError(
+                f"{weight}: heads of {width} values times matrices of {n_out} x {n_in} are not "
+                "supported; only multiples of 16 x 32 are."
+            )
+        self._weight(weight, (n_heads, n_out, n_in))
+        params: dict[str, Param] = {"n_heads": n_heads, "start": start}
+        return self._append("head_linear", (x,), "heads", n_heads * n_out, (weight,), params)
+
+    def join_heads(self, a: Buffer, b: Buffer, n_heads: int, *cuts: tuple[int, int, int]) -> Buffer:
+        """Put a part of each head of `a` before a part of each of `b`.
+
+        cuts   for a, then b: how many heads it has (1: all take the same), first value, values
+        """
+        params: dict[str, Param] = {"n_heads": n_heads}
+        for name, (n, start, width) in zip("ab", cuts, strict=True):
+            params |= {f"{name}_heads": n, f"{name}_start": start, f"{name}_width": width}
+        width = n_heads * sum(cut[2] for cut in cuts)
+        return self._append("join_heads", (a, b), "heads", width, (), params)
+
+    def cut_heads(self, x: Buffer, n_heads: int, start: int, width: int) -> Buffer:
+        """Take a part of each head."""
+        params: dict[str, Param] = {"n_heads": n_heads, "a_heads": n_heads}
+        params |= {"a_start": start, "a_width": width}
+        return self._append("cut_heads", (x,), "heads", n_heads * width, (), params)
 
     def activate(self, x: Buffer, act: str) -> Buffer:
         """Apply an activation to every value."""
