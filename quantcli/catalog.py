@@ -129,6 +129,11 @@ COMMANDS = (
         "Measure perplexity, KL divergence or multiple-choice accuracy.",
     ),
     Row(
+        "imatrix",
+        "quantcli.cli.imatrix",
+        "Measure which inputs of a model's matrices matter, for quantizing.",
+    ),
+    Row(
         "inspect", "quantcli.cli.inspect", "Show a model's metadata, tensors, plan and memory need."
     ),
     Row("list", "quantcli.cli.list", "List the models on this machine."),

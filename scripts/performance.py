@@ -39,6 +39,8 @@ def parts(setup: Setup) -> list[Part]:
         found.append(part("threads", "threads", words))
         words = ("quantcli", "bench", str(first), "--kv-type", "f16,q8_0", "-d", "4096", "-r", "3")
         found.append(part("kv", "kv", (*words, *threads)))
+        found.append(part("drafts", "drafts", ("scripts/bench_speculation", str(first), *threads)))
+        found.append(part("pages", "pages", ("scripts/bench_kv_paging",)))
         found.append(part("start", "start", ("scripts/bench_start", str(first), *threads)))
     words = ("scripts/kernel_report", "--random", "q4_0", *threads)
     found.append(part("kernels-random", "kernels", words))

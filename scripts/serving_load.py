@@ -95,7 +95,20 @@ async def _answer(url: str, ask: Ask, start: float) -> Answer:
     await asyncio.sleep(max(0.0, start + ask.at_s - time.perf_counter()))
     answer = Answer(time.perf_counter() - start)
     reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(_request(host, ask))
+    try:
+        writer.write(_request(host, ask))
+        last = await _pieces(url, reader, answer, start)
+    finally:
+        writer.close()
+        await writer.wait_closed()
+    counts = json.loads(last.removeprefix(b"data: "))["usage"]
+    answer.n_tokens, answer.n_prompt = counts["completion_tokens"], counts["prompt_tokens"]
+    answer.n_cached = (counts.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+    return answer
+
+
+async def _pieces(url: str, reader: asyncio.StreamReader, answer: Answer, start: float) -> bytes:
+    """Note when the pieces of an answer come; return the last one, which has the counts."""
     status = await reader.readline()
     if b" 200 " not in status:
         raise SystemExit(f"{url}: {status.decode().strip()} {(await reader.read(500)).decode()}")
@@ -107,11 +120,7 @@ async def _answer(url: str, ask: Ask, start: float) -> Answer:
             last = line
         elif line.startswith(b"data: [DONE]"):
             break
-    writer.close()
-    counts = json.loads(last.removeprefix(b"data: "))["usage"]
-    answer.n_tokens, answer.n_prompt = counts["completion_tokens"], counts["prompt_tokens"]
-    answer.n_cached = (counts.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
-    return answer
+    return last
 
 
 def _request(host: str, ask: Ask) -> bytes:

@@ -104,6 +104,7 @@ class FakeCheckpoint:
 
     def __init__(self) -> None:
         self.metadata: dict[str, object] = {}
+        self.tensors: dict[str, object] = {}
         self.notes: tuple[str, ...] = ()
         self.is_closed = False
 

@@ -10,9 +10,14 @@ import numpy as np
 
 from quantcli import formats
 from quantcli.checkpoint.home import require_space, write_errors
+from quantcli.errors import UsageError
 from quantcli.formats import BlockFormat
 
 _SCALES = ("d", "dmin", "m")  # the fields of blocks that are floats
+
+# Bytes of four ternary codes: the fourth value that two bits have is not one of them.
+_TERNARY = np.array([b for b in range(256) if all(b >> s & 3 < 3 for s in (0, 2, 4, 6))], np.uint8)
+_FREE = {"tq2_0": {"qs": _TERNARY}}  # fields whose bytes are not just anything
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +122,22 @@ def write_random_model(
     return path
 
 
+def can_be_random(fmt: BlockFormat) -> bool:
+    """Return whether blocks have scales that are floats, or none."""
+    return fmt.weights_per_block == 1 or any(f in _SCALES for f in fmt.block.names or ())
+
+
 def random_rows(
     fmt: BlockFormat, shape: tuple[int, ...], random: np.random.Generator
 ) -> np.ndarray:
     """Return rows of random codes with scales that keep sums near 1: u8 (n_out, row bytes).
 
     The weights' root mean square is 1 / sqrt(n_in), as in a network that was just initialised.
+    Raises UsageError for a format whose scales are no floats of their own.
     """
     n_out, n_in = shape
+    if not can_be_random(fmt):
+        raise UsageError(f"random weights cannot be made in {fmt.name}; take another format.")
     fmt.row_nbytes(n_in)  # refuses a row that is not whole blocks
     if fmt.weights_per_block == 1:
         weights = random.standard_normal((n_out * n_in, 1), np.float32) / np.float32(sqrt(n_in))
@@ -132,6 +145,8 @@ def random_rows(
         return fmt.encode(weights).view(np.uint8).reshape(n_out, -1)
     n_blocks = n_out * n_in // fmt.weights_per_block
     blocks = np.frombuffer(random.bytes(n_blocks * fmt.block_nbytes), fmt.block).copy()
+    for field, valid in _FREE.get(fmt.name, {}).items():
+        blocks[field] = valid[random.integers(0, len(valid), blocks[field].shape)]
     scales = _scales(fmt, blocks[:256].copy(), 1 / sqrt(n_in))
     for field, value in scales.items():
         blocks[field] = value

@@ -49,6 +49,14 @@ class RecipeOptions:
             show_default=False,
         ),
     ] = None
+    probe: Annotated[
+        bool,
+        Option(
+            "--probe/--no-probe",
+            help="Measure what matters in this model before formats are chosen for a size; "
+            "without, other models' measurements are used.",
+        ),
+    ] = True
     tensor_type: Annotated[
         list[str] | None,
         Option(
@@ -133,11 +141,12 @@ class MethodOptions:
         Option("--awq", help="Scale inputs first, so that what matters rounds better."),
     ] = False
     calib: Annotated[
-        Path | None,
+        str | None,
         Option(
             "--calib",
-            metavar="FILE",
-            help="Text that runs through the model to learn what matters.",
+            metavar="TEXT",
+            help="Text that runs through the model to learn what matters: a file, builtin, or "
+            "self for what the model writes. With --gptq and --awq [builtin]",
             show_default=False,
         ),
     ] = None
@@ -172,10 +181,13 @@ class MethodOptions:
 
     def check(self) -> None:
         """Raise UsageError for options that do not go together."""
-        if self.names and self.calib is None:
-            raise UsageError(f"--{self.names[0]} learns from text. Add --calib FILE.")
-        if self.calib_tokens is not None and self.calib is None:
-            raise UsageError("--calib-tokens is about calibration. Add --calib FILE.")
+        if self.calib_tokens is not None and self.text is None:
+            raise UsageError("--calib-tokens is about calibration. Add --calib or --gptq.")
+
+    @property
+    def text(self) -> str | None:
+        """What to calibrate on: a file, builtin or self; None if nothing is."""
+        return self.calib or ("builtin" if self.names else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,16 +17,18 @@ from quantcli.checkpoint.store import resolve
 from quantcli.cli import quantize_view as view
 from quantcli.cli.worker import Worker
 from quantcli.errors import QuantcliError, UsageError
-from quantcli.evaluate.corpus import read_text
 from quantcli.evaluate.output_file import check_free, draft
 from quantcli.evaluate.peak_memory import PeakMemory
 from quantcli.quantize import estimate, verify
-from quantcli.quantize.bpw import bits_to_keep, resized
+from quantcli.quantize.bpw import bits_to_keep, free_choices, resized
+from quantcli.quantize.calibrate import Calibration
+from quantcli.quantize.corpora import calibration
 from quantcli.quantize.job import Job, Settings, prepare
-from quantcli.quantize.method import Calibration, method
+from quantcli.quantize.method import method
 from quantcli.quantize.pipeline import run
 from quantcli.quantize.report import Report, page
 from quantcli.quantize.results import TensorResult
+from quantcli.quantize.sensitivity import Sensitivity, can_probe, measure, n_probe_tokens
 from quantcli.runtime.memory import available_memory, peak_memory, size
 from quantcli.runtime.threads import default_threads
 from quantcli.text import from_metadata
@@ -74,6 +76,7 @@ class Session:
                 self._status.warn(note)
             self._path = self._write.output or default_output(self._model, checkpoint, self._label)
             self._check_paths(checkpoint)
+            self._worker = stack.enter_context(Worker())
             chosen = method(
                 checkpoint,
                 self._recipe,
@@ -85,7 +88,6 @@ class Session:
             )
             for line in chosen.remarks:
                 self._status.warn(line)
-            self._worker = stack.enter_context(Worker())
             self._job = self._prepared(checkpoint, chosen.settings)
             require_room(self._path, self._job.nbytes)
             self._stack = stack.pop_all()
@@ -93,16 +95,22 @@ class Session:
 
     def _calibration(self, checkpoint: Checkpoint) -> Calibration | None:
         """Return the text that runs through the model, None if none does."""
-        how = self._how
-        if how.calib is None:
-            return None
-        text = read_text(how.calib)
+        source = self._how.text
+        return None if source is None else self._tokens(checkpoint, source, self._how.n_tokens)
+
+    def _tokens(self, checkpoint: Checkpoint, source: str, n_tokens: int) -> Calibration:
         tokenizer = from_metadata(checkpoint.metadata)
         self._status("tokenizing", 0, 0)
-        try:
-            return Calibration.of(text.content, text.title, tokenizer, how.n_tokens)
-        finally:
-            self._status.clear()
+        return self._call(
+            lambda progress: calibration(
+                source,
+                checkpoint,
+                tokenizer,
+                n_tokens,
+                n_threads=self._n_threads,
+                progress=progress,
+            )
+        )
 
     @property
     def _label(self) -> str:
@@ -115,8 +123,42 @@ class Session:
         bits = bits_to_keep(job)
         if bits is None:
             return job
+        sensitivity = self._sensitivity(job)
         return self._call(
-            lambda progress: resized(job, bits, n_threads=self._n_threads, progress=progress)
+            lambda progress: resized(
+                job,
+                bits,
+                sensitivity=sensitivity,
+                n_threads=self._n_threads,
+                progress=progress,
+            )
+        )
+
+    def _sensitivity(self, job: Job) -> Sensitivity | None:
+        """Return what matters in the model, None if it is not to be or cannot be measured."""
+        checkpoint = job.checkpoint
+        n_tokens = n_probe_tokens(job.n_weights, job.hyper.n_vocab)
+        if not self._what.probe:
+            return None
+        if not can_probe(checkpoint, n_tokens):
+            self._status.warn(
+                "the model does not fit in memory beside a copy, so formats are chosen by what "
+                "matters in other models."
+            )
+            return None
+        text = self._tokens(checkpoint, self._how.text or "builtin", max(512, n_tokens))
+        tokens = [token for chunk in text.chunks for token in chunk][:n_tokens]
+        return self._call(
+            lambda progress: measure(
+                checkpoint,
+                free_choices(job),
+                tokens,
+                job.settings.statistics,
+                n_layers=job.hyper.n_layers,
+                n_threads=self._n_threads,
+                backend=self._backend,
+                progress=progress,
+            )
         )
 
     def __exit__(

@@ -22,6 +22,7 @@ from quantcli.kernels.quantize.layouts import LAYOUTS
 from quantcli.plan import Buffer, Op
 from quantcli.qtensor import QTensor
 from quantcli.quantize import Fold, Layer, MatrixJob, Needs, Quantizer, Statistics
+from quantcli.quantize.gptq import Gptq
 from quantcli.quantize.plain import QUANTIZER as PLAIN
 
 _ROWS = 192  # of each matrix that candidates are tried on
@@ -106,28 +107,16 @@ class Awq:
         trial = _Trial.of(layer, site, formats, statistics)
         if trial is None:
             return None
-        losses = {(0.0, 0.0): self._loss(trial, None)}
+        quantizer = self.quantizer
+        if isinstance(quantizer, Gptq):
+            quantizer = quantizer.for_trials()
+        losses = {(0.0, 0.0): trial.loss(quantizer, None)}
         for powers in _POWERS:
-            losses[powers] = self._loss(trial, _scales(layer, site, statistics, *powers))
+            losses[powers] = trial.loss(quantizer, _scales(layer, site, statistics, *powers))
         best = min(losses, key=lambda powers: losses[powers])
         if not losses[best] < _MARGIN * losses[0.0, 0.0]:
             return None
         return _scales(layer, site, statistics, *best)
-
-    def _loss(self, trial: _Trial, scales: F32 | None) -> float:
-        """Return the sum of the matrices' relative output errors once scaled and quantized."""
-        total = 0.0
-        statistics, weights = trial.statistics, trial.weights
-        if scales is not None:
-            s = scales[trial.columns]
-            statistics = _scaled(statistics, s)
-            weights = {name: weight * s for name, weight in weights.items()}
-        for name, weight in weights.items():
-            fmt = trial.formats[name]
-            result = self.quantizer.quantize(MatrixJob(name, weight.copy(), fmt, fmt, statistics))
-            values = QTensor(name, weight.shape, fmt, result.data).dequantize()
-            total += _energy(weight - values, statistics) / trial.energies[name]
-        return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +128,22 @@ class _Trial:
     formats: dict[str, BlockFormat]
     energies: dict[str, float]
     statistics: Statistics
+
+    def loss(self, quantizer: Quantizer, scales: F32 | None) -> float:
+        """Return the sum of the matrices' relative output errors once scaled and quantized."""
+        total = 0.0
+        statistics, weights = self.statistics, self.weights
+        if scales is not None:
+            s = scales[self.columns]
+            statistics = _scaled(statistics, s)
+            weights = {name: weight * s for name, weight in weights.items()}
+        for name, weight in weights.items():
+            fmt = self.formats[name]
+            job = MatrixJob(name, weight.copy(), fmt, fmt, statistics)
+            data = quantizer.quantize(job).data
+            values = QTensor(name, weight.shape, fmt, data).dequantize()
+            total += _energy(weight - values, statistics) / self.energies[name]
+        return total
 
     @classmethod
     def of(

@@ -211,11 +211,17 @@ def _sample(choice: Choice) -> list[Slab]:
 
 
 def resized(
-    job: Job, bits_per_weight: float, *, n_threads: int, progress: Progress | None = None
+    job: Job,
+    bits_per_weight: float,
+    *,
+    sensitivity: Sensitivity | None = None,
+    n_threads: int,
+    progress: Progress | None = None,
 ) -> Job:
     """Return a job with the formats that lose least at a size; what the user has set stays.
 
     bits_per_weight  of the whole file's tensors, at most
+    sensitivity      what matters in this model; None: what matters in others
 
     Raises UsageError if the size cannot be reached, ModelError for a weight that is not finite.
     """
@@ -237,7 +243,8 @@ def resized(
         n_threads=n_threads,
         progress=progress,
     )
-    sensitivity = Sensitivity(job.hyper.n_layers, OUTPUT not in job.checkpoint.tensors)
+    if sensitivity is None:
+        sensitivity = Sensitivity(job.hyper.n_layers, OUTPUT not in job.checkpoint.tensors)
     options = {c.name: _options(c, errors[c.name], sensitivity) for c in free}
     recipe = replace(settings.recipe, exact=allocate(options, budget).formats)
     return prepare(job.checkpoint, replace(settings, recipe=recipe))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 
 import numpy as np
@@ -91,6 +91,10 @@ class Gptq:
             notes=notes,
             seconds=time.perf_counter() - start,
         )
+
+    def for_trials(self) -> Gptq:
+        """Return the same with less polish: what loses more with it loses more without."""
+        return replace(self, n_rounds=min(self.n_rounds, 1), _cache=_Cache())
 
     def factor(self, statistics: Statistics, target: Target) -> Factor | None:
         """Return a Hessian ready for a kind of blocks; kept for the next matrix that shares it."""

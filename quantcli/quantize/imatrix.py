@@ -1,13 +1,13 @@
 """Importance matrices: the sum of squares of each input of each matrix, as llama.cpp keeps them.
 
-A GGUF file with, for each matrix, `<name>.in_sum2` f32 (n_matrices, n_in) and `<name>.counts` f32
-(n_matrices, 1), where a stack of experts has a row for each. Older files, `.dat`, are a list of
+A GGUF file with, for each matrix, `<name>.in_sum2` f32 (n_in,) and `<name>.counts` f32 (1,), and
+for a stack of experts both with a row for each. Older files, `.dat`, are a list of
 means times a number of calls. Source: llama.cpp, tools/imatrix and common/imatrix-loader.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from struct import Struct
@@ -131,8 +131,10 @@ def write_imatrix(path: Path, imatrix: Imatrix, *, force: bool = False) -> None:
     }
     arrays: dict[str, F32] = {}
     for name, entry in sorted(imatrix.entries.items()):
-        arrays[name + _SUMS] = np.ascontiguousarray(entry.sums, "<f4")
-        arrays[name + _COUNTS] = entry.counts[:, None].astype("<f4")
+        sums, counts = entry.sums.astype("<f4"), entry.counts[:, None].astype("<f4")
+        is_one = len(counts) == 1  # then it has one axis, as ggml drops those of 1
+        arrays[name + _SUMS] = sums[0] if is_one else sums
+        arrays[name + _COUNTS] = counts[0] if is_one else counts
     f32 = formats.get("f32")
     specs = [TensorSpec(name, array.shape, f32) for name, array in arrays.items()]
 
@@ -233,7 +235,8 @@ def _read_legacy(path: Path, data: bytes) -> Imatrix:
         name = reader.text()
         n_calls = reader.count(f"the calls of {name}")
         n_in = reader.count(f"the inputs of {name}")
-        values = reader.floats(n_in) * np.float32(_LEGACY_CHUNK)
+        with np.errstate(over="ignore", invalid="ignore"):  # what is wrong is found below
+            values = reader.floats(n_in) * np.float32(_LEGACY_CHUNK)
         counts = np.array([n_calls * _LEGACY_CHUNK], np.float32)
         entries[name] = _entry(path, name, values[None, :], counts)
     n_chunks = reader.count("the number of chunks", least=0) if reader.is_more else 0
@@ -278,14 +281,3 @@ class _Legacy:
             )
         self._at += n
         return self._data[self._at - n : self._at]
-
-
-def entries_of(statistics: Iterator[tuple[str, Statistics]]) -> dict[str, Entry]:
-    """Return entries of matrices whose statistics are known."""
-    return {
-        name: Entry(
-            (known.importance.astype(np.float64) * known.n_tokens).astype(np.float32)[None, :],
-            np.array([known.n_tokens], np.int64),
-        )
-        for name, known in statistics
-    }

@@ -19,7 +19,8 @@ def energy(weight: F32, importance: F32 | None) -> float:
     importance  f32 (n_in,), h; None for ones
     """
     if importance is None:
-        return float(np.vdot(weight, weight))
+        flat = np.ascontiguousarray(weight)
+        return float(np.vdot(flat, flat))
     squares = np.einsum("ij,ij->j", weight, weight)
     return float(np.dot(squares.astype(np.float64), importance.astype(np.float64)))
 

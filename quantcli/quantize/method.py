@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -15,57 +15,15 @@ from quantcli.arch import Hyper, get
 from quantcli.checkpoint import Checkpoint
 from quantcli.checkpoint.gguf_write import WriteValue
 from quantcli.errors import UsageError
-from quantcli.plan import Plan
-from quantcli.quantize import Fold, Needs, Quantizer
+from quantcli.quantize import Needs, Quantizer
+from quantcli.quantize.calibrate import Calibration
 from quantcli.quantize.imatrix import Imatrix, read_imatrix
 from quantcli.quantize.job import Progress, Settings
 from quantcli.quantize.layers import Walk
 from quantcli.quantize.plain import QUANTIZER as PLAIN
 from quantcli.quantize.recipe import Recipe, quantizes
-from quantcli.text import Tokenizer
 
 _MAX_TEXT = 127  # of a value that llama-quantize writes
-_CHUNK = 512  # tokens of a sequence, as llama-imatrix has them
-_TOKENS_FOR_EACH_INPUT = 4  # with which a Hessian says more than its diagonal: below, it is noise
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """Text in tokens, to run through a model.
-
-    title   what the text is, for people
-    chunks  tokens, each chunk a sequence of its own
-    """
-
-    title: str
-    chunks: tuple[tuple[int, ...], ...]
-
-    @property
-    def n_tokens(self) -> int:
-        """Tokens of all chunks."""
-        return sum(map(len, self.chunks))
-
-    @classmethod
-    def of(cls, text: str, title: str, tokenizer: Tokenizer, n_tokens: int) -> Calibration:
-        """Return the first tokens of a text, in chunks that each start as a text does.
-
-        Raises UsageError if there is not one chunk.
-        """
-        ids = tokenizer.encode(text, add_special=False)
-        bos = [tokenizer.bos] if tokenizer.add_bos and tokenizer.bos is not None else []
-        step = _CHUNK - len(bos)
-        starts = range(0, min(n_tokens, len(ids)) - step + 1, step)
-        chunks = tuple((*bos, *ids[start : start + step]) for start in starts)
-        if not chunks:
-            raise UsageError(
-                f"{title} has {len(ids)} tokens, and {min(n_tokens, len(ids))} are to be used: "
-                f"calibration takes {_CHUNK} at least. Use a longer text."
-            )
-        return cls(title, chunks)
-
-    def digest(self) -> str:
-        """Return what tells these tokens from others."""
-        return sha256(repr(self.chunks).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -130,13 +88,16 @@ def _calibrated(
     parts   folds, and at most one quantizer
     """
     quantizer: Quantizer = PLAIN
-    folds: list[Fold] = []
+    folds: list[Any] = []
     for part in parts:
         if hasattr(part, "quantize"):
             assert quantizer is PLAIN, (quantizer.name, part.name)
             quantizer = part
         else:
             folds.append(part)
+    folds = [  # they try scales on what will be used
+        replace(fold, quantizer=quantizer) if hasattr(fold, "quantizer") else fold for fold in folds
+    ]
     needs: Needs = "hessian" if any(p.needs == "hessian" for p in parts) else "importance"
     hyper = Hyper.from_metadata(checkpoint.metadata, checkpoint.tensors)
     plan = get(hyper.arch).build(hyper)
@@ -164,18 +125,8 @@ def _calibrated(
         },
         allow_requantize=allow_requantize,
     )
-    return Method(settings, tuple(_too_short(calibration, plan)))
-
-
-def _too_short(calibration: Calibration, plan: Plan) -> Iterator[str]:
-    """Yield a warning if there are fewer tokens than GPTQ wants for the widest matrix."""
-    widest = max(op.inputs[0].width for op in plan.ops if op.kind == "linear")
-    wanted = _TOKENS_FOR_EACH_INPUT * widest
-    if calibration.n_tokens < wanted:
-        yield (
-            f"{calibration.n_tokens} tokens of calibration are few for matrices of {widest} "
-            f"inputs: {wanted} would be enough. What they cannot tell is taken as uncorrelated."
-        )
+    shortage = calibration.shortage(plan)
+    return Method(settings, (shortage,) if shortage else ())
 
 
 def origin(imatrix: Imatrix, path: Path) -> dict[str, WriteValue]:

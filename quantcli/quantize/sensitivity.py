@@ -8,11 +8,13 @@ probe of a group tells what any format would do in it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
 from quantcli.checkpoint import Checkpoint, TensorInfo
+from quantcli.errors import ModelError, ResourceError
 from quantcli.evaluate.rows import check_finite, compare, predictions
 from quantcli.formats import F32, get
 from quantcli.qtensor import U8
@@ -22,10 +24,15 @@ from quantcli.quantize.plain import QUANTIZER as PLAIN
 from quantcli.quantize.recipe import Choice, layer_of
 from quantcli.quantize.slabs import encode, in_order, slabs
 from quantcli.runtime.model import Model
+from quantcli.runtime.sizing import size_model
 
 Progress = Callable[[str, int, int], None]
 
 PROBE = "q4_0"  # rounds to about 1% of error, and fits rows that most formats do not
+# Tokens of a probe: those that a laptop computes in some seconds and whose logits fit in memory.
+_PROBE_FLOPS = 8 * 10**11
+_LOGITS_NBYTES = 256 << 20
+_LEAST_TOKENS, _MOST_TOKENS = 128, 1024
 _ZONES = ("first", "middle", "last")
 
 # Nats of divergence for each unit of relative output error of one matrix, where a model was not
@@ -115,6 +122,22 @@ class Overlay(Checkpoint):
             self._base.read_into(name, buffer, start)
 
 
+def n_probe_tokens(n_weights: int, n_vocab: int) -> int:
+    """Return how many tokens to probe a model with: as many as neither time nor memory minds."""
+    by_time = _PROBE_FLOPS // (2 * n_weights)
+    by_memory = _LOGITS_NBYTES // (4 * n_vocab)
+    return int(np.clip(min(by_time, by_memory), _LEAST_TOKENS, _MOST_TOKENS))
+
+
+def can_probe(checkpoint: Checkpoint, n_tokens: int) -> bool:
+    """Return whether a model can be loaded, and fits in memory with room for as much again."""
+    try:
+        memory = size_model(checkpoint, context=n_tokens).memory
+    except (ModelError, ResourceError):
+        return False
+    return 2 * memory.total <= memory.available
+
+
 def measure(
     checkpoint: Checkpoint,
     choices: Sequence[Choice],
@@ -131,8 +154,9 @@ def measure(
     choices   the matrices whose formats are to be chosen
     tokens    not from the text that the result will be judged on
 
-    The model is loaded once for each group: 30 times or so. Raises ModelError if logits are not
-    finite, ResourceError if the model does not fit in memory.
+    The model is loaded once for each group: 22 times where all layers have the usual seven
+    matrices. Raises ModelError if logits are not finite, ResourceError if the model does not fit
+    in memory.
     """
     groups: dict[str, list[Choice]] = {}
     for choice in choices:
@@ -157,9 +181,6 @@ def _rounded(
     n_threads: int,
 ) -> tuple[Overlay, float]:
     """Return a model with some matrices rounded, and the sum of their relative errors."""
-    from dataclasses import replace
-    from functools import partial
-
     probe, replaced, total = get(PROBE), {}, 0.0
     work = partial(encode, checkpoint, PLAIN, statistics)
     for choice in some:

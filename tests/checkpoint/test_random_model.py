@@ -15,10 +15,11 @@ from quantcli.checkpoint import open_checkpoint
 from quantcli.checkpoint.random_model import (
     SMOLLM2_135M,
     Shape,
+    can_be_random,
     random_rows,
     write_random_model,
 )
-from quantcli.errors import ResourceError, ShapeError
+from quantcli.errors import ResourceError, ShapeError, UsageError
 from quantcli.formats import BlockFormat
 from quantcli.kernels import matmul
 from quantcli.runtime.model import Batch, Model
@@ -33,7 +34,9 @@ SMALL = Shape(
     n_vocab=300,
     context=64,
 )
-EVERY = [pytest.param(formats.get(name), id=name) for name in matmul.names()]
+RUN = [formats.get(name) for name in matmul.names()]
+EVERY = [pytest.param(fmt, id=fmt.name) for fmt in RUN if can_be_random(fmt)]
+OTHERS = [pytest.param(fmt, id=fmt.name) for fmt in RUN if not can_be_random(fmt)]
 
 
 @pytest.mark.parametrize("fmt", EVERY)
@@ -44,6 +47,12 @@ def test_weights_have_mean_0_and_the_scale_of_a_new_network(fmt: BlockFormat) ->
     assert np.isfinite(weights).all()
     assert weights.std() == pytest.approx(1 / sqrt(512), rel=0.05)
     assert abs(weights.mean()) < 0.3 / sqrt(512)
+
+
+@pytest.mark.parametrize("fmt", OTHERS)
+def test_a_format_without_scales_of_its_own_is_refused(fmt: BlockFormat) -> None:
+    with pytest.raises(UsageError, match=f"random weights cannot be made in {fmt.name}"):
+        random_rows(fmt, (64, 512), np.random.default_rng(1))
 
 
 def test_a_row_that_is_not_whole_blocks_is_refused() -> None:

@@ -246,3 +246,13 @@ def test_every_architecture_has_a_plan_and_a_memory_need(
     assert found["memory"]["fits"] is True
     assert found["memory"]["kv_nbytes_per_token"] == 2 * 2 * 2 * 32 * 2
     assert any("attention" in line for line in found["plan"])
+
+
+def test_weights_that_are_unpacked_are_remarked_here_and_by_doctor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_tiny(tmp_path / "m.gguf", "llama", weight_format=("iq3_s", "iq1_m", "q8_0"))
+    remark = "weights in iq1_m, iq3_s are unpacked in memory, without loss: they take "
+    assert remark in document(capsys, path)["summary"]["notes"]
+    assert main(["doctor", str(path), "--json"]) == 0
+    assert remark in json.loads(capsys.readouterr().out)["model"]["notes"]

@@ -18,6 +18,7 @@ from tiny import write_tiny
 from quantcli.checkpoint import open_checkpoint
 from quantcli.cli.app import main
 from quantcli.cli.quantize_run import default_output
+from quantcli.quantize import sensitivity
 
 pytestmark = pytest.mark.jit
 
@@ -125,7 +126,7 @@ def test_a_type_can_keep_its_size_where_rows_fit_no_block(
     models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = (
-        models / "m-F16.gguf", "-o", tmp_path / "o.gguf", "--dry-run", "--fallback", "size",
+        models / "m-F16.gguf", "-o", tmp_path / "o.gguf", "--dry-run", "--fallback", "size", "--no-probe",
     )  # fmt: skip
     plan = parsed(capsys, *words)
     assert plan["bits_per_weight"] <= plan["nominal_bits_per_weight"]
@@ -160,7 +161,7 @@ def test_formats_can_be_asked_for_one_by_one(
         (("-o", "no/such/folder/x.gguf"), "2 error: no/such/folder/x.gguf: there is no folder"),
         (("--html", "no/such/x.html"), "2 error: --html no/such/x.html: there is no folder"),
         (("--backend", "gpu"), "2 error: unknown backend 'gpu'"),
-        (("--gptq",), "2 error: --gptq learns from text. Add --calib FILE"),
+        (("--gptq", "--calib-tokens", "9"), "2 error: 9 tokens are too few to calibrate on"),
         (("--calib-tokens", "9"), "2 error: --calib-tokens is about calibration"),
         (("--calib", "no/such/text"), "1 error: no such file or directory: no/such/text"),
     ],
@@ -276,7 +277,7 @@ def test_bits_per_weight_are_never_exceeded_and_all_but_used_up(
     models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], bits: float
 ) -> None:
     out = tmp_path / "out.gguf"
-    words = (models / "wide.gguf", "--bpw", bits, "-o", out)
+    words = (models / "wide.gguf", "--bpw", bits, "--no-probe", "-o", out)
     plan = parsed(capsys, *words, "--dry-run")
     assert bits - 0.05 < plan["bits_per_weight"] <= bits
     report = parsed(capsys, *words, "--no-verify")
@@ -289,10 +290,24 @@ def test_bits_per_weight_are_never_exceeded_and_all_but_used_up(
 def test_a_size_that_cannot_be_reached_is_refused_with_the_least(
     models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = (models / "wide.gguf", "--bpw", 1.5, "-o", tmp_path / "out.gguf")
+    words = (models / "wide.gguf", "--bpw", 1.5, "--no-probe", "-o", tmp_path / "out.gguf")
     assert re.search(
         r"2 error: 1\.5 bits per weight cannot be reached: .* at least \d\.\d+",
         refused(capsys, *words),
     )
     said = refused(capsys, models / "wide.gguf", "--bpw", 4, "--type", "q4_0")
     assert said.startswith("2 error: --bpw chooses the formats itself")
+
+
+def test_a_model_is_probed_before_formats_are_chosen_for_a_size(
+    models: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sensitivity, "_LEAST_TOKENS", 8)
+    monkeypatch.setattr(sensitivity, "_MOST_TOKENS", 8)
+    words = (models / "m-F16.gguf", "--bpw", 5.5, "-o", tmp_path / "o.gguf", "--dry-run")
+    probed, guessed = parsed(capsys, *words), parsed(capsys, *words, "--no-probe")
+    assert 5.4 < probed["bits_per_weight"] <= 5.5
+    assert probed["tensors"] != guessed["tensors"]

@@ -173,12 +173,10 @@ def run(
     if way.is_cached:
         list(engine.generate(Request((*PROMPT, 1, 2), SamplingParams(max_tokens=3))))
     company = list(others())[: way.n_others]
-    for other in company[::2]:
-        engine.submit(other)
+    numbers = [engine.submit(other) for other in company[::2]]
     engine.step()
     number = engine.submit(request)
-    for other in company[1::2]:
-        engine.submit(other)
+    numbers += [engine.submit(other) for other in company[1::2]]
     events: list[Event] = []
     for n in itertools.count():
         if engine.is_idle:
@@ -187,6 +185,9 @@ def run(
             for job in engine._scheduler.running[-2:]:
                 engine._scheduler._preempt(job)
         events += [event for event in engine.step() if event.request == number]
+        if events and events[-1].finish is not None:
+            for other_number in numbers:
+                engine.cancel(other_number)
     check_way(way, params, events, engine)
     model.kv.check()
     assert model.kv.n_free_pages == model.kv.n_pages

@@ -12,13 +12,13 @@ from tiny import write_tiny
 
 from quantcli.checkpoint import Checkpoint, open_checkpoint
 from quantcli.errors import CheckpointError, ShapeError, UsageError
+from quantcli.quantize.calibrate import Calibration
 from quantcli.quantize.imatrix import Entry, Imatrix, write_imatrix
 from quantcli.quantize.job import prepare
-from quantcli.quantize.method import Calibration, method
+from quantcli.quantize.method import method
 from quantcli.quantize.mixes import mix
 from quantcli.quantize.pipeline import run
 from quantcli.quantize.recipe import Recipe, quantizes
-from quantcli.text import from_metadata
 
 
 @pytest.fixture
@@ -109,18 +109,6 @@ def test_an_importance_matrix_of_another_model_is_refused(
     path.write_bytes(b"nothing of the kind")
     with pytest.raises(CheckpointError, match="importance matrix"):
         method(source, Recipe(mix("q4_0")), imatrix_path=path)
-
-
-def test_calibration_takes_whole_chunks_and_says_when_there_is_none(source: Checkpoint) -> None:
-    tokenizer = from_metadata(source.metadata)
-    text = "one two three four five six seven eight nine ten " * 400
-    found = Calibration.of(text, "numbers", tokenizer, 1500)
-    assert [len(chunk) for chunk in found.chunks] == [512, 512]
-    assert found.n_tokens == 1024
-    assert found.digest() == Calibration.of(text, "other title", tokenizer, 1500).digest()
-    assert found.digest() != Calibration.of(text + "!", "numbers", tokenizer, 512).digest()
-    with pytest.raises(UsageError, match="calibration takes 512 at least"):
-        Calibration.of("short", "numbers", tokenizer, 1500)
 
 
 def test_a_run_by_layers_names_its_method_and_warns_of_few_tokens(source: Checkpoint) -> None:

@@ -43,7 +43,7 @@ def test_every_section_of_the_page_has_its_parts(performance: ModuleType) -> Non
 
 def test_without_llama_cpp_its_parts_are_left_out(performance: ModuleType) -> None:
     sections = {part.section for part in performance.parts(setup(performance))}
-    assert sections == {"bench", "threads", "kv", "start", "kernels"}
+    assert sections == {"bench", "threads", "kv", "drafts", "pages", "start", "kernels"}
     lonely = performance.parts(setup(performance, models=()))
     assert [part.name for part in lonely] == ["kernels-random"]
 

@@ -71,25 +71,24 @@ def put_four(nibbles, row, k, group, signs):
         put_nibble(nibbles, row, k + j, ((group >> (3 * j)) & 7) | (((signs >> j) & 1) << 3))
 
 
-def _unpacker(levels, n_parts):
-    step_nbytes = SCALES * n_parts + NIBBLES_NBYTES
-    n_inputs = 32 // n_parts
+@inline
+def unpack(block, row, out, levels, n_parts):
+    """Write the 256 weights of a row, f32.
 
-    @inline
-    def unpack_block(block, row, out):
-        """Write the 256 weights of a row, f32."""
-        d = load_f32(block + 4 * row)
-        for s in range(8):
-            step = block + HEAD + s * step_nbytes
-            for k in range(32):
-                scale = d * f32(load_i8(step + SCALES * (k // n_inputs) + row))
-                level = f32(levels[get_nibble(step + SCALES * n_parts, row, k)])
-                store_f32(out + 4 * (32 * s + k), scale * level)
+    Each format has an `unpack_block` of its own that calls this. Made in a function, as `codes`
+    below is, they would all have one name, which Numba's cache on disk does not tell apart.
+    """
+    at_codes, n_inputs = SCALES * n_parts, 32 // n_parts
+    d = load_f32(block + 4 * row)
+    for s in range(8):
+        step = block + HEAD + s * (at_codes + NIBBLES_NBYTES)
+        for k in range(32):
+            scale = d * f32(load_i8(step + SCALES * (k // n_inputs) + row))
+            level = f32(levels[get_nibble(step + at_codes, row, k)])
+            store_f32(out + 4 * (32 * s + k), scale * level)
 
-    return unpack_block
 
-
-def panel(name, levels, n_parts, pack_block):
+def panel(name, levels, n_parts, pack_block, unpack_block):
     """Return the panel format of 16 levels with one or two scales a step."""
     table = tuple(level + SIGNED_OFFSET for level in levels)
     at_codes = SCALES * n_parts
@@ -113,5 +112,5 @@ def panel(name, levels, n_parts, pack_block):
         is_signed=True,
         n_parts=n_parts,
         pack_block=pack_block,
-        unpack_block=_unpacker(levels, n_parts),
+        unpack_block=unpack_block,
     )

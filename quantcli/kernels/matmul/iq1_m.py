@@ -7,7 +7,7 @@ from numpy import float32 as f32
 from quantcli.formats.codebooks import groups
 from quantcli.kernels.embed import lookup
 from quantcli.kernels.jit import inline, op
-from quantcli.kernels.matmul.codebook import HEAD, SCALES, STEP_2, panel, put_eight
+from quantcli.kernels.matmul.codebook import HEAD, SCALES, STEP_2, panel, put_eight, unpack
 from quantcli.kernels.matmul.rows import multiply, pack_rows
 from quantcli.kernels.simd import load_f16, load_u8, load_u16, store_f32, store_u8, store_u16
 
@@ -35,7 +35,13 @@ def pack_block(src, dst, row):
             put_eight(step + 2 * SCALES, row, 8 * g, _GROUPS[code], signs)
 
 
-PANEL = panel("iq1_m", _LEVELS, 2, pack_block)
+@inline
+def unpack_block(block, row, out):
+    """Write the 256 weights of a row, f32."""
+    unpack(block, row, out, _LEVELS, 2)
+
+
+PANEL = panel("iq1_m", _LEVELS, 2, pack_block, unpack_block)
 
 
 @op

@@ -14,6 +14,7 @@ from quantcli.kernels.matmul.codebook import (
     even_signs,
     panel,
     put_eight,
+    unpack,
     with_signs,
 )
 from quantcli.kernels.matmul.rows import multiply, pack_rows
@@ -37,7 +38,13 @@ def pack_block(src, dst, row):
             put_eight(step + 2 * SCALES, row, 8 * g, _GROUPS[code & 511], signs)
 
 
-PANEL = panel("iq2_xs", _LEVELS, 2, pack_block)
+@inline
+def unpack_block(block, row, out):
+    """Write the 256 weights of a row, f32."""
+    unpack(block, row, out, _LEVELS, 2)
+
+
+PANEL = panel("iq2_xs", _LEVELS, 2, pack_block, unpack_block)
 
 
 @op

@@ -15,6 +15,7 @@ from quantcli.kernels.matmul.codebook import (
     load_u32,
     panel,
     put_eight,
+    unpack,
     with_signs,
 )
 from quantcli.kernels.matmul.rows import multiply, pack_rows
@@ -37,7 +38,13 @@ def pack_block(src, dst, row):
             put_eight(step + SCALES, row, 8 * g, _GROUPS[load_u8(at + g)], signs)
 
 
-PANEL = panel("iq2_xxs", _LEVELS, 1, pack_block)
+@inline
+def unpack_block(block, row, out):
+    """Write the 256 weights of a row, f32."""
+    unpack(block, row, out, _LEVELS, 1)
+
+
+PANEL = panel("iq2_xxs", _LEVELS, 1, pack_block, unpack_block)
 
 
 @op

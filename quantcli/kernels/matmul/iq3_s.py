@@ -5,7 +5,15 @@ from __future__ import annotations
 from quantcli.formats.codebooks import LEVELS_3_S, groups
 from quantcli.kernels.embed import lookup
 from quantcli.kernels.jit import inline, op
-from quantcli.kernels.matmul.codebook import HEAD, SCALES, STEP_1, panel, put_four, with_signs
+from quantcli.kernels.matmul.codebook import (
+    HEAD,
+    SCALES,
+    STEP_1,
+    panel,
+    put_four,
+    unpack,
+    with_signs,
+)
 from quantcli.kernels.matmul.rows import multiply, pack_rows
 from quantcli.kernels.simd import load_f16, load_u8, store_f32, store_u8
 
@@ -27,7 +35,13 @@ def pack_block(src, dst, row):
             put_four(step + SCALES, row, 4 * g, _GROUPS[code], signs)
 
 
-PANEL = panel("iq3_s", _LEVELS, 1, pack_block)
+@inline
+def unpack_block(block, row, out):
+    """Write the 256 weights of a row, f32."""
+    unpack(block, row, out, _LEVELS, 1)
+
+
+PANEL = panel("iq3_s", _LEVELS, 1, pack_block, unpack_block)
 
 
 @op

@@ -15,6 +15,7 @@ from quantcli.kernels.matmul.codebook import (
     load_u32,
     panel,
     put_four,
+    unpack,
     with_signs,
 )
 from quantcli.kernels.matmul.rows import multiply, pack_rows
@@ -38,7 +39,13 @@ def pack_block(src, dst, row):
             put_four(step + SCALES, row, 4 * g, group, signs)
 
 
-PANEL = panel("iq3_xxs", _LEVELS, 1, pack_block)
+@inline
+def unpack_block(block, row, out):
+    """Write the 256 weights of a row, f32."""
+    unpack(block, row, out, _LEVELS, 1)
+
+
+PANEL = panel("iq3_xxs", _LEVELS, 1, pack_block, unpack_block)
 
 
 @op

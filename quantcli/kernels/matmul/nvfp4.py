@@ -29,20 +29,19 @@ _STEP = _CODES + NIBBLES_NBYTES
 
 @inline
 def pack_block(src, dst, row):
-    """Pack four blocks of a row, each of four scales and 32 bytes of codes."""
-    for half in range(16):
-        block, part = src + 36 * (half // 4), half % 4
+    """Pack a block of a row: four scales, 32 bytes of codes."""
+    for half in range(4):
         step = dst + _STEP * (half // 2)
-        store_u16(step + 32 * (half % 2) + 2 * row, _SCALE_BITS[load_u8(block + part)])
+        store_u16(step + 32 * (half % 2) + 2 * row, _SCALE_BITS[load_u8(src + half)])
         for k in range(16):
-            code = (load_u8(block + 4 + 8 * part + k % 8) >> (4 * (k // 8))) & 15
+            code = (load_u8(src + 4 + 8 * half + k % 8) >> (4 * (k // 8))) & 15
             put_nibble(step + _CODES, row, 16 * (half % 2) + k, code)
 
 
 @inline
 def unpack_block(block, row, out):
-    """Write the 256 weights of a row, f32."""
-    for i in range(256):
+    """Write the 64 weights of a row, f32."""
+    for i in range(64):
         step, k = block + _STEP * (i // 32), i % 32
         scale = load_f16(step + 32 * (k // 16) + 2 * row)
         store_f32(out + 4 * i, scale * f32(LEVELS[get_nibble(step + _CODES, row, k)]))
@@ -50,7 +49,7 @@ def unpack_block(block, row, out):
 
 PANEL = PanelFormat(
     name="nvfp4",
-    n_inputs=256,
+    n_inputs=64,
     head_nbytes=0,
     step_nbytes=_STEP,
     words=fold_halves(OFFSET),

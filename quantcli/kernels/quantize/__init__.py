@@ -48,6 +48,8 @@ def encode(weights: F32, fmt: BlockFormat, importance: F32 | None = None) -> U8:
     weights     f32 (n_rows, n_in), finite
     importance  f32 (n_in,), at least 0: what the squared error of each input counts; None for the
                 bytes that llama.cpp's encoders write without statistics
+
+    Raises ShapeError if rows are not whole blocks, UsageError if the format can only be decoded.
     """
     n_rows, n_in = weights.shape
     nbytes = fmt.row_nbytes(n_in)

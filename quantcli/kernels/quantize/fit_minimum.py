@@ -121,7 +121,7 @@ def best_line(x, v, n, a, high, is_free):
 
 @inline
 def _center(x, v, n):
-    """Take the weighted mean off x and return it: ranking trials would lose digits to it."""
+    """Take the weighted mean off x and return it: least-squares sums would lose digits to it."""
     total, s_x = splat(f32(0.0)), splat(f32(0.0))
     for i in range(n):
         vi = load_f32x16(v + LINE * i)

@@ -12,16 +12,18 @@ import numpy as np
 import pytest
 from encoder_cases import CASES, N_IN, digests, weights_of
 
-from quantcli import formats
+from quantcli import catalog, formats
+from quantcli.errors import UsageError
 from quantcli.formats import F32
 from quantcli.kernels import quantize
+from quantcli.kernels.quantize.layouts import LAYOUTS
 from quantcli.quantize.mixes import UNWRITTEN
 
 pytestmark = pytest.mark.jit
 
 GOLDENS = Path(__file__).parents[2] / "goldens" / "encoders"
 PLAIN = json.loads((GOLDENS / "plain.json").read_text(encoding="utf-8"))
-NAMES = [fmt.name for fmt in formats.every() if fmt.name not in UNWRITTEN]
+NAMES = ["f32", *PLAIN]
 BLOCKS = [name for name in NAMES if formats.get(name).weights_per_block > 1]
 # What gguf's own NumPy code encodes; it rounds ties and logarithms of its own way in mxfp4.
 IN_GGUF = [name for name in NAMES if formats.get(name).encode or name.startswith("tq")]
@@ -43,8 +45,16 @@ def relative_losses(weights: F32, values: F32) -> np.ndarray:
     return error / np.square(np.float64(weights)).sum(axis=1)
 
 
-def test_goldens_hold_every_format() -> None:
-    assert sorted([*PLAIN, "f32"]) == sorted(NAMES)
+def test_goldens_hold_every_format_that_can_be_written() -> None:
+    assert {*NAMES} == {*LAYOUTS, *(fmt.name for fmt in formats.every() if fmt.encode)}
+    assert {*NAMES} == {*catalog.names("format")} - UNWRITTEN
+
+
+@pytest.mark.parametrize("name", sorted(UNWRITTEN))
+def test_a_format_that_can_only_be_read_is_refused(name: str) -> None:
+    for importance in (None, np.ones(256, np.float32)):
+        with pytest.raises(UsageError, match=f"^quantcli reads {name} but does not write it"):
+            quantize.encode(np.zeros((1, 256), np.float32), formats.get(name), importance)
 
 
 @pytest.mark.parametrize("case", CASES)

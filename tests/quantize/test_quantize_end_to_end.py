@@ -13,8 +13,9 @@ from source_tree import ROOT
 from tiny import write_tiny
 
 from quantcli.checkpoint import Checkpoint, open_checkpoint
+from quantcli.quantize.calibrate import Calibration
 from quantcli.quantize.job import Job, Settings, prepare
-from quantcli.quantize.method import Calibration, method
+from quantcli.quantize.method import method
 from quantcli.quantize.mixes import mix
 from quantcli.quantize.pipeline import run
 from quantcli.quantize.recipe import Recipe
