@@ -123,7 +123,7 @@ CASES = {
     "deepseek2_old": _case(
         "deepseek2", seed=59, is_apart=False, extra=(("expert_gating_func", 1),)
     ),
-    "deepseek2_lite": _case("deepseek2", seed=61, n_layers=26, q_latent=False, d_model=64),
+    "deepseek2_lite": _case("deepseek2", seed=62, n_layers=26, q_latent=False, d_model=64),
 }
 
 
