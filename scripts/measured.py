@@ -113,7 +113,9 @@ def tables(output: str) -> str:
         if line.startswith(("    scripts/", "- cpu:", "- quantcli:", "- llama.cpp:", "- python:")):
             continue
         kept.append(re.sub(r"; cpu: \{.*\}$", "", line).rstrip())
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(kept)).strip()
+    text = re.sub(r"\n{3,}", "\n\n", "\n".join(kept)).strip()
+    is_markdown = not text or any(line.startswith("|") for line in text.splitlines())
+    return text if is_markdown else f"```\n{text}\n```"
 
 
 def render(template: str, kept: Mapping[str, Record], script: str) -> str:

@@ -103,7 +103,7 @@ class Tiny:
 
     def sizes(self) -> tuple[int, int, int]:
         """Return d_model, n_heads, d_ff."""
-        wide = any(name in (*K_QUANTS, *CODEBOOKS) for name in self.formats)
+        wide = any(name in (*K_QUANTS, *CODEBOOKS, "nvfp4") for name in self.formats)
         return (
             self.d_model or (256 if wide else 128),
             self.n_heads or (8 if wide else 4),

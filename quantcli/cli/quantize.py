@@ -19,10 +19,14 @@ from quantcli.cli.options import (
 from quantcli.errors import UsageError
 
 if TYPE_CHECKING:
+    from quantcli.cli.quantize_run import Session
+    from quantcli.cli.render import StatusLine
+    from quantcli.huggingface.scheme import ExportScheme
     from quantcli.quantize.recipe import Recipe
 
 DEFAULT_TYPE = "q4_k_m"
 DEFAULT_TOKENS = 32768
+GROUPS = (32, 64, 128)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +195,56 @@ class MethodOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class ExportOptions:
+    """Integers in groups for other programs, in place of a GGUF file."""
+
+    export: Annotated[
+        str | None,
+        Option(
+            "--export",
+            metavar="FORMAT",
+            help="Write a Hugging Face folder for vLLM and transformers: gptq, awq or "
+            "compressed-tensors. The source is such a folder, too.",
+            show_default=False,
+        ),
+    ] = None
+    bits: Annotated[
+        int | None, Option("--bits", metavar="N", help="With --export: 4 or 8 bits. [4]")
+    ] = None
+    group_size: Annotated[
+        int | None,
+        Option(
+            "--group-size",
+            metavar="N",
+            help="With --export: inputs that share a scale, 32, 64 or 128. [128]",
+        ),
+    ] = None
+    asym: Annotated[
+        bool,
+        Option("--asym", help="With --export: give every group a zero of its own."),
+    ] = False
+
+    def scheme(self) -> "ExportScheme | None":
+        """Return how linears are stored, None for a GGUF file.
+
+        Raises UsageError or UnknownName for what no format has.
+        """
+        from quantcli.huggingface.scheme import ExportScheme
+
+        if self.export is None:
+            for name, value in (("bits", self.bits), ("group-size", self.group_size)):
+                if value is not None:
+                    raise UsageError(f"--{name} is about exporting. Add --export FORMAT.")
+            if self.asym:
+                raise UsageError("--asym is about exporting. Add --export FORMAT.")
+            return None
+        group = self.group_size or 128
+        if group not in GROUPS:
+            raise UsageError(f"--group-size {group} must be one of {', '.join(map(str, GROUPS))}.")
+        return ExportScheme(self.export, bits=self.bits or 4, group=group, symmetric=not self.asym)
+
+
+@dataclass(frozen=True, slots=True)
 class WriteOptions:
     """Where the result goes, and how careful to be."""
 
@@ -259,6 +313,7 @@ def command(
     named: ModelOptions,
     what: RecipeOptions,
     how: MethodOptions,
+    other: ExportOptions,
     write: WriteOptions,
     said: OutputOptions,
     as_json: Json = False,
@@ -267,15 +322,37 @@ def command(
 
     Ctrl-C keeps what is done; --resume goes on with it.
     """
-    from quantcli.cli.quantize_run import Session
     from quantcli.cli.render import StatusLine
 
     how.check()
     what.recipe()  # before anything slow begins
     status = StatusLine(verbose=said.verbose, quiet=said.quiet)
-    with Session(named.choose(model), what, how, write, status) as session:
+    with _session(named.choose(model), what, how, other, write, status) as session:
         if write.dry_run:
             session.show_plan(as_json=as_json)
             return
         session.run()
         session.show_result(as_json=as_json)
+
+
+def _session(
+    model: str,
+    what: RecipeOptions,
+    how: MethodOptions,
+    other: ExportOptions,
+    write: WriteOptions,
+    status: "StatusLine",
+) -> "Session":
+    """Return what will write a GGUF file, or a folder."""
+    scheme = other.scheme()
+    if scheme is None:
+        from quantcli.cli.quantize_run import Session
+
+        return Session(model, what, how, write, status)
+    from quantcli.cli.quantize_export import ExportSession
+
+    if what != RecipeOptions():
+        raise UsageError("--export has no GGUF formats. Leave --type and the like out.")
+    if write.resume:
+        raise UsageError("--export cannot be resumed. Leave --resume out.")
+    return ExportSession(model, what, how, write, status, scheme)

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from quantcli.checkpoint import Checkpoint, open_checkpoint
 from quantcli.checkpoint.drafts import check_target, require_room
@@ -66,7 +66,7 @@ class Session:
         self._path: Path
         self._worker: Worker
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> Self:
         """Open the model and check all that can be known before any work."""
         with ExitStack() as stack:
             source = resolve(self._model, progress=self._status, notify=self._status.note)
@@ -74,8 +74,9 @@ class Session:
             self._status.clear()
             for note in checkpoint.notes:
                 self._status.warn(note)
-            self._path = self._write.output or default_output(self._model, checkpoint, self._label)
+            self._path = self._write.output or self._default_output(checkpoint)
             self._check_paths(checkpoint)
+            self._check_source(checkpoint)
             self._worker = stack.enter_context(Worker())
             chosen = method(
                 checkpoint,
@@ -88,10 +89,24 @@ class Session:
             )
             for line in chosen.remarks:
                 self._status.warn(line)
-            self._job = self._prepared(checkpoint, chosen.settings)
-            require_room(self._path, self._job.nbytes)
+            require_room(self._path, self._set_up(checkpoint, chosen.settings))
             self._stack = stack.pop_all()
         return self
+
+    def _default_output(self, checkpoint: Checkpoint) -> Path:
+        return default_output(self._model, checkpoint, self._label)
+
+    def _check_source(self, checkpoint: Checkpoint) -> None:
+        """Refuse what cannot be quantized before anything slow, such as writing text."""
+        has_statistics = self._how.text is not None or self._how.imatrix is not None
+        walk = (lambda _: None) if has_statistics else None
+        allowed = self._write.allow_requantize
+        prepare(checkpoint, Settings(self._recipe, walk=walk, allow_requantize=allowed))  # type: ignore[arg-type]
+
+    def _set_up(self, checkpoint: Checkpoint, settings: Settings) -> int:
+        """Make ready; return the bytes that will be written."""
+        self._job = self._prepared(checkpoint, settings)
+        return self._job.nbytes
 
     def _calibration(self, checkpoint: Checkpoint) -> Calibration | None:
         """Return the text that runs through the model, None if none does."""
@@ -188,28 +203,47 @@ class Session:
 
     def run(self) -> None:
         """Quantize, then verify what was written."""
-        job, write = self._job, self._write
+        job = self._job
         for line in view.remarks(job):
             self._status.warn(line)
-        began = time.perf_counter()
-        peak = PeakMemory()
-        peak.restart()
-        results = self._quantize()
-        seconds = time.perf_counter() - began
-        nbytes = peak.nbytes()
+        results, seconds, nbytes = self._timed(self._quantize)
         verify.check_file(job, self._path)
-        verification = self._verify() if write.verify else None
+        self._finish(job.checkpoint, job.settings, results, seconds, nbytes)
+
+    def _timed(
+        self, work: Callable[[], list[TensorResult]]
+    ) -> tuple[list[TensorResult], float, int | None]:
+        """Return what work returns, the seconds that it took, and the most bytes it held."""
+        began, peak = time.perf_counter(), PeakMemory()
+        peak.restart()
+        results = work()
+        return results, time.perf_counter() - began, peak.nbytes()
+
+    def _finish(
+        self,
+        source: Checkpoint,
+        settings: Settings,
+        results: list[TensorResult],
+        seconds: float,
+        peak_nbytes: int | None,
+    ) -> None:
+        """Verify what was written, and make the report of it."""
+        write = self._write
         self._report = Report(
-            model=job.checkpoint.paths[0].stem,
+            model=_name_of(source),
             output=str(self._path),
-            method=job.settings.method,
+            method=settings.method,
             type=self._label,
-            calibration={name: str(value) for name, value in job.settings.origin.items()},
+            calibration={
+                name.removeprefix("quantcli.quantize."): str(value)
+                for name, value in settings.origin.items()
+                if name != "quantcli.quantize.method"
+            },
             results=results,
-            source_nbytes=job.checkpoint.nbytes,
+            source_nbytes=source.nbytes,
             seconds=seconds,
-            peak_nbytes=nbytes,
-            verification=verification,
+            peak_nbytes=peak_nbytes,
+            verification=self._verify(source) if write.verify else None,
         )
         if write.html is not None:
             with draft(write.html, "--html", force=write.force) as file:
@@ -244,20 +278,24 @@ class Session:
             self._status.warn("stopped; what is done is kept. Add --resume to go on.")
             raise
 
-    def _verify(self) -> verify.Verification | None:
+    def _verify(self, source: Checkpoint) -> verify.Verification | None:
         """Return what verification shows, None with a warning where it cannot be done."""
-        job, path = self._job, self._path
+        path = self._path
         try:
-            return self._call(partial(self._measure, job, path))
+            return self._call(partial(self._measure, source))
         except QuantcliError as error:
             self._status.warn(f"{path} is whole, but could not be measured: {error}")
             return None
 
     def _measure(
-        self, job: Job, path: Path, progress: Callable[[str, int, int], None]
+        self, source: Checkpoint, progress: Callable[[str, int, int], None]
     ) -> verify.Verification:
         return verify.measure(
-            job, path, n_threads=self._n_threads, backend=self._backend, progress=progress
+            source,
+            self._path,
+            n_threads=self._n_threads,
+            backend=self._backend,
+            progress=progress,
         )
 
     def _call(self, function: Callable[[Callable[[str, int, int], None]], T]) -> T:
@@ -312,14 +350,19 @@ def default_output(model: str, checkpoint: Checkpoint, type_name: str) -> Path:
 
     A quantization in the source's name, such as -BF16, is left out.
     """
-    source = checkpoint.paths[0]
-    stem = source.parent.name if source.suffix == ".safetensors" else source.stem
+    stem = _name_of(checkpoint)
     tag = quant_of(f"{stem}.gguf")
     if tag and stem.upper().endswith(tag):
         stem = stem[: -len(tag)].rstrip("-._") or stem
     given = Path(model)
     folder = given.parent if given.exists() else Path()
     return folder / f"{stem}-{type_name}.gguf"
+
+
+def _name_of(checkpoint: Checkpoint) -> str:
+    """Return what a model is called: its file's name, or its folder's."""
+    source = checkpoint.paths[0]
+    return source.parent.name if source.suffix == ".safetensors" else source.stem
 
 
 def _same_file(a: Path, b: Path) -> bool:

@@ -146,6 +146,10 @@ class Layer(Protocol):
 class LayerWalk(Protocol):
     """The model, a layer at a time, with calibration tokens running through it."""
 
+    def embed(self, tensor: QTensor) -> None:
+        """Begin with this embedding, where it is quantized before the layers."""
+        ...
+
     def __iter__(self) -> Iterator[Layer]:
         """Yield the layers that are left, first to last."""
         ...

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 import numpy as np
+import numpy.typing as npt
 
 from quantcli.checkpoint import Checkpoint
 from quantcli.formats import F32
@@ -26,6 +27,7 @@ from quantcli.runtime.stretch import all_rows, inputs_of
 from quantcli.runtime.threads import default_threads
 
 Progress = Callable[[str, int, int], None]
+I64 = npt.NDArray[np.int64]
 
 # Activations held between two matrices; what is wider is computed again from further up.
 _HELD_NBYTES = 1 << 30
@@ -241,10 +243,11 @@ class Walk:
         self._layers = layers_of(all_rows(plan))
         self._next = 0
         self._current: CalibratedLayer | None = None
+        index, ops = self._layers[0]
+        self._embedding, self._layers[0] = ops[0], (index, ops[1:])
+        self._ids = np.concatenate([np.asarray(chunk, np.int64) for chunk in chunks])
         try:
-            embed = self._layers[0][1][0]
-            self._layers[0] = (self._layers[0][0], self._layers[0][1][1:])
-            embedded = {embed.output: _embedded(checkpoint, embed, chunks)}
+            embedded = {self._embedding.output: self._embedded(_stored_rows(checkpoint))}
         except BaseException:
             self.executor.close()
             raise
@@ -275,6 +278,11 @@ class Walk:
             self._values = []
             yield self._current
             self._advance()
+
+    def embed(self, tensor: QTensor) -> None:
+        """Let the quantized model begin with this embedding; before the first layer."""
+        assert self._current is None, "the first layer is under way"
+        self._values[0] = {self._embedding.output: self._embedded(_rows_of(tensor))}
 
     def state(self) -> State:
         """Return the activations that enter the layer at hand, or the next once matrices were put.
@@ -309,6 +317,14 @@ class Walk:
         """Stop the threads."""
         self.executor.close()
 
+    def _embedded(self, rows: Callable[[str, I64], F32]) -> F32:
+        """Return the embeddings of all tokens: f32 (n_tokens, width)."""
+        unique, place = np.unique(self._ids, return_inverse=True)
+        found = rows(self._embedding.weights[0], unique)
+        found *= np.float32(self._embedding.number("scale"))
+        embedded: F32 = found[place]
+        return embedded
+
     def _ops_from(self, position: int) -> list[Op]:
         return [op for _, ops in self._layers[position:] for op in ops]
 
@@ -332,20 +348,28 @@ def layers_of(ops: Sequence[Op]) -> list[tuple[int | None, list[Op]]]:
     return layers
 
 
-def _embedded(checkpoint: Checkpoint, embed: Op, chunks: Sequence[Sequence[int]]) -> F32:
-    """Return the embeddings of all tokens, read row by row: f32 (n_tokens, width)."""
-    assert embed.kind == "embed", embed
-    info = checkpoint.tensors[embed.weights[0]]
-    n_vocab, width = info.shape
-    row_nbytes = info.format.row_nbytes(width)
-    ids = np.concatenate([np.asarray(chunk, np.int64) for chunk in chunks])
-    assert ids.min() >= 0, ids.min()
-    assert ids.max() < n_vocab, (ids.max(), n_vocab)
-    unique, place = np.unique(ids, return_inverse=True)
-    data = np.empty((len(unique), row_nbytes), np.uint8)
-    for i, row in enumerate(unique.tolist()):
-        checkpoint.read_into(info.name, data[i], row * row_nbytes)
-    rows = QTensor(info.name, (len(unique), width), info.format, data.reshape(-1)).dequantize()
-    rows *= np.float32(embed.number("scale"))
-    embedded: F32 = rows[place]
-    return embedded
+def _stored_rows(checkpoint: Checkpoint) -> Callable[[str, I64], F32]:
+    """Return what reads some rows of a tensor from a file, and no others."""
+
+    def rows(name: str, ids: I64) -> F32:
+        info = checkpoint.tensors[name]
+        n_vocab, width = info.shape
+        assert ids[0] >= 0, ids[0]
+        assert ids[-1] < n_vocab, (ids[-1], n_vocab)
+        data = np.empty((len(ids), info.format.row_nbytes(width)), np.uint8)
+        for i, row in enumerate(ids.tolist()):
+            checkpoint.read_into(name, data[i], row * data.shape[1])
+        return QTensor(name, (len(ids), width), info.format, data.reshape(-1)).dequantize()
+
+    return rows
+
+
+def _rows_of(tensor: QTensor) -> Callable[[str, I64], F32]:
+    """Return what takes some rows of a tensor."""
+
+    def rows(name: str, ids: I64) -> F32:
+        width = tensor.shape[-1]
+        data = tensor.data.reshape(tensor.n_rows, -1)[ids].reshape(-1)
+        return QTensor(name, (len(ids), width), tensor.format, data).dequantize()
+
+    return rows

@@ -152,6 +152,9 @@ class Work:
         first = next((i for i, c in enumerate(job.choices) if layer_of(c.name) is not None), 0)
         self.by_tensor(job.choices[:first])
         with closing(settings.walk(self._progress)) as walk:
+            embedding = job.plan.ops[0].weights[0]
+            if embedding in self._done:
+                walk.embed(self._draft.tensor(self._place(embedding)))
             start = state.restore(walk)
             for position, layer in enumerate(walk, start):
                 if position > start:
@@ -167,6 +170,10 @@ class Work:
     def _done(self) -> set[str]:
         """Names of the tensors that the draft has."""
         return {spec.name for spec in self._draft.tensors[: self._draft.n_done]}
+
+    def _place(self, name: str) -> int:
+        """Return where a tensor is in the draft."""
+        return next(i for i, spec in enumerate(self._draft.tensors) if spec.name == name)
 
     def _choices(self, layer: Layer) -> list[Choice]:
         """Return the choices of a layer's tensors."""
@@ -232,15 +239,14 @@ class Work:
 
     def _again(self, layer: Layer) -> None:
         """Let a layer that the draft has pass by, with the weights that it has there."""
-        places = {spec.name: i for i, spec in enumerate(self._draft.tensors)}
         matrices = {name for group in layer.groups for name in group}
         for choice in self._choices(layer):
             if choice.name not in matrices:
-                values = self._draft.tensor(places[choice.name]).dequantize()
+                values = self._draft.tensor(self._place(choice.name)).dequantize()
                 layer.weights[choice.name] = values
         for group in layer.groups:
             for name in group:
-                layer.put(name, self._draft.tensor(places[name]))
+                layer.put(name, self._draft.tensor(self._place(name)))
 
     def _last(self, layer: Layer) -> None:
         """Quantize what comes after the layers: by slabs, for an output matrix may be huge."""

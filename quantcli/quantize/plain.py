@@ -8,7 +8,6 @@ from quantcli.kernels.quantize import encode
 from quantcli.quantize import MatrixJob, MatrixResult, Needs
 from quantcli.quantize.loss import energy, error_energy
 
-
 _EVERY = 8  # rows, of which the error of one is measured
 _FEW_ROWS = 256  # below, of all
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from quantcli.arch import Hyper
 from quantcli.checkpoint import Checkpoint, open_checkpoint
 from quantcli.checkpoint.gguf_write import WriteValue
 from quantcli.errors import CheckpointError, ModelError, ResourceError
@@ -69,7 +70,7 @@ def check_file(job: Job, path: Path) -> None:
 
 
 def measure(
-    job: Job,
+    source: Checkpoint,
     path: Path,
     *,
     n_threads: int,
@@ -77,24 +78,27 @@ def measure(
     backend: str = "compiled",
     progress: Progress | None = None,
 ) -> Verification:
-    """Measure a file against its source on text that no calibration has seen.
+    """Measure a model against its source on text that no calibration has seen.
+
+    path   a GGUF file or a Hugging Face folder
 
     Raises ModelError if its logits are not finite, ResourceError if it does not fit in memory.
     """
     text = read_text()
     with open_checkpoint(path) as written:
         tokenizer = from_metadata(written.metadata)
-        how = protocol(context=min(_CONTEXT, job.hyper.context))
+        trained = Hyper.from_metadata(source.metadata, source.tensors).context
+        how = protocol(context=min(_CONTEXT, trained))
         bos = tokenizer.bos if tokenizer.add_bos else None
         tokens = tokenizer.encode(text.content)
         chunks = cut(tokens, how, bos, n_chunks=n_chunks, source=text.name)
-        context = min(how.context + _N_SAMPLE, job.hyper.context)
+        context = min(how.context + _N_SAMPLE, trained)
         options = _Load(context, n_threads, backend)
         with _loaded(written, options, progress) as model:
             note, found = "", None
-            if _fits(job.checkpoint, context):
-                with _loaded(job.checkpoint, options, progress) as base:
-                    found = _diverge(job, base, model, chunks, progress)
+            if _fits(source, context):
+                with _loaded(source, options, progress) as base:
+                    found = _diverge(source, base, model, chunks, progress)
                 ppl = found.perplexity
             else:
                 note = "the source does not fit in memory beside it, so only perplexity is measured"
@@ -133,9 +137,13 @@ def sample(model: Model, tokenizer: Tokenizer, n_tokens: int = _N_SAMPLE) -> str
 
 
 def _diverge(
-    job: Job, base: Model, model: Model, chunks: Sequence[Chunk], progress: Progress | None
+    source: Checkpoint,
+    base: Model,
+    model: Model,
+    chunks: Sequence[Chunk],
+    progress: Progress | None,
 ) -> Divergence:
-    names = (job.checkpoint.paths[0].stem, "the quantized model")
+    names = (source.paths[0].stem, "the quantized model")
     parts = list(divergence.measure(base, model, chunks, names=names, progress=progress))
     return divergence.summarize(divergence.Positions.join(parts), is_exact=True)
 

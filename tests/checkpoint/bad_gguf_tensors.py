@@ -155,9 +155,9 @@ TENSORS = (
         for n in (4, 5, 31, 32, 33, 36, 37, 38)
     ),
     Bad(
-        "23 type iq2_xxs",
-        tensors(Tensor("w", (256,), 16)),
-        ("'w'", "iq2_xxs", "does not decode", "q4_0", "q6_k"),
+        "23 type q8_k",
+        tensors(Tensor("w", (256,), 15)),
+        ("'w'", "q8_k", "does not decode", "q4_0", "q6_k"),
         error=UnsupportedModel,
     ),
     Bad("23 iq2_xxs, cut", tensors(Tensor("w", (256,), 16))[:-32], ("'w'", "incomplete")),

@@ -126,7 +126,8 @@ def test_a_type_can_keep_its_size_where_rows_fit_no_block(
     models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = (
-        models / "m-F16.gguf", "-o", tmp_path / "o.gguf", "--dry-run", "--fallback", "size", "--no-probe",
+        models / "m-F16.gguf", "-o", tmp_path / "o.gguf", "--dry-run", "--fallback", "size",
+        "--no-probe",
     )  # fmt: skip
     plan = parsed(capsys, *words)
     assert plan["bits_per_weight"] <= plan["nominal_bits_per_weight"]

@@ -96,6 +96,10 @@ class FakeWalk:
         self.is_closed = False
         self._next = 0
 
+    def embed(self, tensor: QTensor) -> None:
+        """Remember that the embedding was quantized before."""
+        self.put.append(tensor.name)
+
     def __iter__(self) -> Iterator[FakeLayer]:
         """Yield the layers that are left."""
         while self._next <= self.n_layers:

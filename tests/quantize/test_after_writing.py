@@ -115,7 +115,7 @@ def test_a_file_with_another_key_or_tensor_does_not_pass(
 def test_a_file_is_measured_against_its_source_and_lets_a_sample_be_read(
     job: Job, written: Path
 ) -> None:
-    found = verify.measure(job, written, n_threads=1, n_chunks=1, backend="reference")
+    found = verify.measure(job.checkpoint, written, n_threads=1, n_chunks=1, backend="reference")
     assert found.divergence is not None
     assert found.divergence.kl.value > 0
     assert found.perplexity == found.divergence.perplexity
@@ -127,9 +127,9 @@ def test_a_file_is_measured_against_its_source_and_lets_a_sample_be_read(
 def test_a_source_that_does_not_fit_leaves_perplexity(
     job: Job, written: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = verify.measure(job, written, n_threads=1, n_chunks=1, backend="reference")
+    whole = verify.measure(job.checkpoint, written, n_threads=1, n_chunks=1, backend="reference")
     monkeypatch.setattr(verify, "_fits", lambda *_: False)
-    found = verify.measure(job, written, n_threads=1, n_chunks=1, backend="reference")
+    found = verify.measure(job.checkpoint, written, n_threads=1, n_chunks=1, backend="reference")
     assert found.divergence is None
     assert found.perplexity.value == pytest.approx(whole.perplexity.value, rel=1e-6)
     assert "does not fit" in found.note

@@ -151,6 +151,24 @@ def test_matrices_make_up_for_the_errors_before_them(tmp_path: Path) -> None:
         assert corrected < 0.95 * plain
 
 
+def test_a_quantized_embedding_is_what_the_quantized_model_begins_with(tmp_path: Path) -> None:
+    q4 = formats.get("q4_0")
+    assert q4.encode is not None
+    with opened(tmp_path / "m.gguf", arch="gemma3", weight_format="f32") as (checkpoint, plan):
+        weights = all_weights(checkpoint, plan)
+        table = weights["token_embd.weight"]
+        data = q4.encode(table.reshape(-1, 32)).view(np.uint8).reshape(-1)
+        tensor = QTensor("token_embd.weight", table.shape, q4, data)
+        with Walk(checkpoint, plan, CHUNKS, needs="hessian", n_threads=1) as walk:
+            walk.embed(tensor)
+            layer = next(iter(walk))
+            name = layer.groups[0][0]
+            weights["token_embd.weight"] = tensor.dequantize()
+            close(layer.preview(name), inputs_by_reference(plan, weights)[name], name)
+            layer.statistics(name)
+            assert (layer.weights[name] != weights[name]).any(), "what it lost is made up for"
+
+
 def test_the_first_layer_has_nothing_to_make_up_for(tmp_path: Path) -> None:
     with opened(tmp_path / "m.gguf", arch="llama", weight_format="f32") as (checkpoint, plan):
         before = all_weights(checkpoint, plan)

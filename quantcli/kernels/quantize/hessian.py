@@ -48,7 +48,7 @@ ARGS = np.dtype(
 
 def reference(x: np.ndarray, y: np.ndarray | None = None) -> np.ndarray:
     """Return y^T x, f64 (n_in, n_in), of f32 (n_tokens, n_in); y is x where it is not given."""
-    return np.float64(x if y is None else y).T @ np.float64(x)
+    return (x if y is None else y).astype(np.float64).T @ x.astype(np.float64)
 
 
 @inline

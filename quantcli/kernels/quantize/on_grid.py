@@ -12,7 +12,8 @@ from quantcli.kernels.simd import load_f32, select_less, splat, splat_f32_at
 
 def reference(y: np.ndarray, levels: np.ndarray) -> np.ndarray:
     """Return the index of the level nearest to each y, the lower of two as near for a table."""
-    return np.abs(np.float64(y)[..., None] - np.float64(levels)).argmin(axis=-1)
+    exact = y.astype(np.float64)[..., None] - levels.astype(np.float64)
+    return np.abs(exact).argmin(axis=-1)
 
 
 @inline
