@@ -259,7 +259,58 @@ def test_an_embedding_that_is_missing_or_no_matrix_is_refused() -> None:
         Hyper.from_metadata(metadata, tensors)
 
 
-KEYS = sorted({key for key, _, _ in REFUSED} | {"attn_logit_softcapping", "rope__scale_linear"})
+OF_ONE = [  # architecture, key, bad value, what the message must say
+    ("granite", "logit_scale", 0.0, "logit_scale is 0, but must be a number above 0"),
+    ("granite", "logit_scale", MISSING, "logit_scale is missing"),
+    ("granite", "residual_scale", -1.0, "residual_scale is -1"),
+    ("granite", "embedding_scale", NAN, "embedding_scale is nan"),
+    ("granite", "attention__scale", "1", "attention.scale is '1'"),
+    ("granite", "rope__scaling__finetuned", 1, "finetuned is 1, but must be true or false"),
+    ("minicpm", "residual_scale", INF, "residual_scale is inf"),
+    ("command-r", "attention__layer_norm_epsilon", MISSING, "layer_norm_epsilon is missing"),
+    ("cohere2", "attention__sliding_window", MISSING, "sliding_window is missing"),
+    ("gpt-oss", "attention__sliding_window", -1, "sliding_window is -1"),
+    ("gpt-oss", "expert_feed_forward_length", MISSING, "expert_feed_forward_length is missing"),
+    ("gptneox", "use_parallel_residual", MISSING, "use_parallel_residual is missing"),
+    ("gptneox", "use_parallel_residual", 1, "use_parallel_residual is 1"),
+    ("mistral3", "attention__temperature_scale", -0.1, "temperature_scale is -0.1"),
+    ("qwen3moe", "expert_used_count", 5, "expert_used_count is 5, but must be a whole number"),
+    ("qwen3moe", "expert_used_count", 0, "expert_used_count is 0"),
+    ("qwen3moe", "expert_used_count", [2, 9], r"expert_used_count\[1\] is 9"),
+    ("qwen3moe", "expert_group_count", 2, "choosing groups of experts is not supported"),
+    ("qwen2moe", "expert_shared_feed_forward_length", -1, "feed_forward_length is -1"),
+    ("ernie4_5-moe", "interleave_moe_layer_step", 0, "interleave_moe_layer_step is 0"),
+    ("ernie4_5-moe", "leading_dense_block_count", 3, "leading_dense_block_count is 3"),
+    ("hunyuan-dense", "rope__scaling__alpha", -1.0, "alpha is -1"),
+    ("glm4", "rope__dimension_sections", [8, 8, 0, 0], "the text half of a vision model"),
+    ("glm4", "rope__dimension_sections", 3, "an array of up to 64 whole numbers"),
+    ("qwen3", "expert_count", 8, "qwen3 models with experts are not supported"),
+    ("qwen2", "rope__scaling__type", "longrope", "longrope: not supported"),
+    ("deepseek2", "attention__kv_lora_rank", MISSING, "kv_lora_rank is missing"),
+    ("deepseek2", "attention__kv_lora_rank", 0, "kv_lora_rank is 0"),
+    ("deepseek2", "attention__q_lora_rank", MISSING, "q_lora_rank is missing"),
+    ("deepseek2", "attention__key_length_mla", 32, "dimension_count is 32, but must be below"),
+    ("deepseek2", "expert_gating_func", 4, "expert_gating_func is 4; supported are 1, 2, 3"),
+    ("deepseek2", "expert_shared_count", MISSING, "expert_shared_count is missing"),
+    ("deepseek2", "expert_weights_norm", 2, "expert_weights_norm is 2"),
+]
+
+
+@pytest.mark.parametrize(("arch", "key", "value", "says"), OF_ONE)
+def test_keys_of_one_architecture_are_refused_by_name(
+    arch: str, key: str, value: object, says: str
+) -> None:
+    with pytest.raises(ModelError, match=says) as refusal:
+        get(arch).build(read(arch, **{key: value}))
+    assert arch in str(refusal.value)
+    assert len(str(refusal.value)) < 200
+
+
+KEYS = sorted(
+    {key for key, _, _ in REFUSED}
+    | {key for _, key, _, _ in OF_ONE}
+    | {"attn_logit_softcapping", "rope__scale_linear"}
+)
 NUMBERS = st.integers(-(2**63), 2**64 - 1) | st.integers(0, 600) | st.floats(width=32)
 VALUES = (
     NUMBERS
