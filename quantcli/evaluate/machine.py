@@ -16,7 +16,7 @@ import numpy as np
 
 from quantcli.kernels import matmul, peaks
 from quantcli.kernels.jit import OpKernel
-from quantcli.plan import Plan
+from quantcli.plan import Op, Plan
 from quantcli.runtime.executor import Executor, aligned
 from quantcli.runtime.memory import available_memory, kv_nbytes_per_token
 from quantcli.runtime.oplist import OpList
@@ -28,6 +28,8 @@ RunOp = Callable[[OpKernel, np.ndarray], None]  # args: one record, `counter` le
 _READ_NBYTES = 512 << 20  # several times the last-level cache of any laptop
 _LEAST_READ_NBYTES = 16 << 20
 _N_LOOPS = 1 << 21  # of dots: some 10 ms, beside which waking the threads is little
+_PRODUCTS = ("linear", "expert_linear", "head_linear")
+_FEW = 0.01  # of the multiply-adds may be of plain floats: what routes rows to experts is
 _ROUNDS = 2  # a sample is the best of so many
 
 
@@ -138,14 +140,20 @@ def read_bandwidth(n_threads: int) -> int:
         executor.close()
 
 
+def _share_read(op: Op) -> float:
+    """Return how much of a product's weights a row reads: of experts, those that it goes to."""
+    return op.routing.n_used / op.routing.n_experts if op.routing else 1.0
+
+
 @dataclass(frozen=True, slots=True)
 class Demand:
     """What a model's steps ask of the machine.
 
-    weights_nbytes     packed weights that a step with logits reads, however many rows it has
+    weights_nbytes     packed weights that a step with logits reads, however many rows it has; of
+                       experts, those that one row goes to
     macs_per_token     multiply-adds of a prompt's token: all matrices but the output, which only
                        rows with logits pay for
-    integer            whether all of them are int8 dots; plain floats are not
+    integer            whether all but a few are int8 dots; plain floats are not
     """
 
     plan: Plan
@@ -157,13 +165,16 @@ class Demand:
     @classmethod
     def of(cls, plan: Plan, formats: Mapping[str, str], kv_type: str) -> Demand:
         """Return the demand of a plan; `formats` maps tensor names to block formats."""
-        names = [op.weights[0] for op in plan.ops if op.kind == "linear"]
+        shares = {op.weights[0]: _share_read(op) for op in plan.ops if op.kind in _PRODUCTS}
+        macs = {name: share * prod(plan.weights[name]) for name, share in shares.items()}
+        floats = sum(m for n, m in macs.items() if matmul.module(formats[n]).PANEL.is_float)
+        nbytes = sum(s * packed_nbytes(plan.weights[n], formats[n]) for n, s in shares.items())
         return cls(
             plan=plan,
             kv_type=kv_type,
-            weights_nbytes=sum(packed_nbytes(plan.weights[n], formats[n]) for n in names),
-            macs_per_token=sum(prod(plan.weights[n]) for n in names[:-1]),
-            integer=not any(matmul.module(formats[n]).PANEL.is_float for n in names),
+            weights_nbytes=round(nbytes),
+            macs_per_token=round(sum(list(macs.values())[:-1])),  # most rows need no logits
+            integer=floats <= _FEW * sum(macs.values()),
         )
 
     def kv_nbytes(self, n_keys: float) -> float:
@@ -171,7 +182,9 @@ class Demand:
         total = 0.0
         for heads in (op.heads for op in self.plan.ops if op.heads):
             seen = min(n_keys, heads.window or n_keys)
-            total += seen * kv_nbytes_per_token(1, heads.n_kv_heads, heads.head_dim, self.kv_type)
+            total += seen * kv_nbytes_per_token(
+                1, heads.n_kv_heads, heads.head_dim, self.kv_type, heads.value_dim
+            )
         return total
 
     def read_share(

@@ -29,7 +29,6 @@ from quantcli.kernels.simd import (
     store_i64,
     vdiv,
     view,
-    vmul,
     vsub,
 )
 from quantcli.kernels.simd.math import exp, sigmoid
@@ -73,7 +72,9 @@ MIX_ARGS = np.dtype(
         ("n_used", "i8"),
         ("places", "i8"),
         ("weights", "i8"),
-        ("out", "i8"),
+        ("base", "i8"),  # f32 (rows, base_stride bytes apart) that sums are added to, or 0
+        ("base_stride", "i8"),
+        ("out", "i8"),  # may be base
         ("out_stride", "i8"),
         ("width", "i8"),  # f32 a row, a multiple of 16
     ],
@@ -100,9 +101,9 @@ def reference(logits, n_used, score=SOFTMAX, *, bias=0.0, normalize=True, scale=
     return ids, (weights * scale).astype(np.float32)
 
 
-def reference_mix(x, weights):
+def reference_mix(x, weights, base=0.0):
     """Return f32 (rows, width): entries f32 (rows, n_used, width) added up, computed in f64."""
-    return np.einsum("rew,re->rw", np.float64(x), np.float64(weights)).astype(np.float32)
+    return (base + np.einsum("rew,re->rw", np.float64(x), np.float64(weights))).astype(np.float32)
 
 
 def _softmax(x):
@@ -251,12 +252,13 @@ def mix(args, thread, n_threads):
     row = atomic_add(a.counter, 1)
     while row < n_rows:
         places, weights = a.places + 8 * row * a.n_used, a.weights + 4 * row * a.n_used
-        out = a.out + row * a.out_stride
-        for k in range(a.n_used):
-            x = a.x + load_i64(places + 8 * k) * a.x_stride
-            weight = splat_f32_at(weights + 4 * k)
-            for i in range(0, 4 * a.width, 64):
-                v = load_f32x16(x + i)
-                v = vmul(v, weight) if k == 0 else fma(v, weight, load_f32x16(out + i))
-                store_f32x16(out + i, v)
+        base, out = a.base + row * a.base_stride, a.out + row * a.out_stride
+        for i in range(0, 4 * a.width, 64):
+            total = splat(ZERO)
+            for k in range(a.n_used):
+                x = a.x + load_i64(places + 8 * k) * a.x_stride
+                total = fma(load_f32x16(x + i), splat_f32_at(weights + 4 * k), total)
+            if a.base != 0:
+                total = load_f32x16(base + i) + total
+            store_f32x16(out + i, total)
         row = atomic_add(a.counter, 1)

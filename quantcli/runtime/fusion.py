@@ -1,7 +1,7 @@
 """Which ops of a plan the compiled kernels do on the way to another: read off the plan alone.
 
 norms, gated, activate   read by products only: done while activations are staged
-rms_norm, scale   read by one add: done by the add
+rms_norm, scale, mix   read by one add: done together with it
 rms_norm, rope    on the way to an attention's q or k: done per head, before k is stored
 add               of a linear read by nothing else: the linear adds to the residual in place
 """
@@ -81,7 +81,7 @@ class Fusion:
 
     def _is_into_add(self, op: Op) -> bool:
         """Return whether an op's one reader adds it to something else, and can do it as well."""
-        if op.kind not in ("rms_norm", "scale") or op.params.get("group"):
+        if op.kind not in ("rms_norm", "scale", "mix") or op.params.get("group"):
             return False
         readers = self.readers[op.output]
         return (

@@ -73,6 +73,8 @@ class Lowering(AttentionLowerer, ProductLowerer):
         done_too = self.fusion.into_add.get(op.inputs[1])
         if done_too is None:
             self._lower_rows(op, elementwise.add, x, op.inputs[1])
+        elif done_too.kind == "mix":
+            self._lower_mix(done_too, op)
         elif done_too.kind == "scale":
             a = self._lower_rows(op, elementwise.add_scaled, x, done_too.inputs[0])
             a["value"] = done_too.number("factor")

@@ -167,10 +167,17 @@ class ProductLowerer(Lowerer):
             a["bias"] = self.vector(op.weights[0])
         routes.write(a, op)
 
-    def _lower_mix(self, op: Op) -> None:
+    def _lower_mix(self, op: Op, add: Op | None = None) -> None:
+        """Add entries up, with an `add` onto the buffer that it adds them to."""
         x, routes = self.regions[op.inputs[0]], self.routes[op.inputs[1].axis]
-        out = self.place(op.output)
-        a = self.call(experts.mix, experts.MIX_ARGS, {x.name, routes.name}, {out.name})
+        base = add.inputs[0] if add else None
+        is_last = base is not None and self.uses[base] == 1
+        reads = {x.name, routes.name} | ({self.regions[base].name} if base else set())
+        onto = self.regions[base] if base else None
+        out = self.place(add.output if add else op.output, like=base if is_last else None)
+        a = self.call(experts.mix, experts.MIX_ARGS, reads, {out.name})
+        if onto:
+            a["base"], a["base_stride"] = onto.address, onto.stride
         a["n_rows"] = self.rows_word(op.output.axis)
         a["x"], a["x_stride"] = x.address, x.stride
         a["out"], a["out_stride"], a["width"] = out.address, out.stride, out.padded_width

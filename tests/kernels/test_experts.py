@@ -151,18 +151,21 @@ def test_scores_that_vanish_do_not_divide_by_zero() -> None:
 
 
 @pytest.mark.parametrize("n_threads", [1, 2])
-def test_entries_are_added_best_first(n_threads: int, threads: Threads) -> None:
+@pytest.mark.parametrize("has_base", [False, True])
+def test_entries_are_added_up(has_base: bool, n_threads: int, threads: Threads) -> None:
     routed = route(values(1, 21, 10), 4)
     x = guarded(values(2, 84, 48))
-    out, count = Guarded((21, 48), np.float32), np.array([21], np.int64)
+    out, count = guarded(values(3, 21, 48)), np.array([21], np.int64)
+    base = out.array.copy() if has_base else np.zeros((21, 48), np.float32)
     a = np.zeros(1, experts.MIX_ARGS)
     a["n_rows"], a["x"], a["x_stride"] = count.ctypes.data, x.address, 4 * 48
     a["n_used"], a["width"] = 4, 48
     a["places"], a["weights"] = routed.places.ctypes.data, routed.weights.ctypes.data
     a["out"], a["out_stride"] = out.address, 4 * 48
+    a["base"], a["base_stride"] = out.address if has_base else 0, 4 * 48
     call(experts.mix, a, threads[n_threads])
     out.check()
     entries = x.array[routed.places]
-    want = experts.reference_mix(entries, routed.weights)
-    magnitude = experts.reference_mix(np.abs(entries), routed.weights)
+    want = experts.reference_mix(entries, routed.weights, base)
+    magnitude = experts.reference_mix(np.abs(entries), routed.weights, np.abs(base))
     assert (np.abs(out.array - want) <= 6 * UNIT * magnitude).all()
