@@ -16,11 +16,8 @@ def _case(arch: str, **options: object) -> Tiny:
     return Tiny(arch, weight_format="f32", **options)  # type: ignore[arg-type]
 
 
-_LONGROPE = {
-    "rope_scaling": "longrope",
-    "rope_factor": 0.0,
-    "extra": (("rope.scaling.attn_factor", 1.2),),
-}
+_ORIGINAL = "rope.scaling.original_context_length"
+_LONGROPE = ("rope.scaling.attn_factor", 1.2)  # Phi-3's files say no more of it
 _FACTORS = (
     ("attention.scale", 0.25),
     ("embedding_scale", 3.0),
@@ -58,9 +55,10 @@ CASES = {
     "gemma2": _case("gemma2", seed=24, n_layers=3, attn_softcap=5.0, logit_softcap=3.0),
     "gemma2_27b": _case("gemma2", seed=25, n_layers=46, d_model=64, d_ff=64),
     "phi3": _case("phi3", seed=26, n_rot=24, tied=True),
-    "phi3_long": _case("phi3", seed=27, long_factors=True, **_LONGROPE),
-    "phi3_short": _case(
-        "phi3", seed=28, long_factors=True, **_LONGROPE | {"original_context": 512}
+    "phi3_long": _case("phi3", seed=27, long_factors=True, extra=(_LONGROPE, (_ORIGINAL, 64))),
+    "phi3_short": _case("phi3", seed=28, long_factors=True, extra=(_LONGROPE, (_ORIGINAL, 512))),
+    "granite_long": _case(
+        "granite", seed=62, long_factors=True, rope_scaling="longrope", rope_factor=2.0
     ),
     "smollm3": _case("smollm3", seed=129, n_layers=4, tied=True),
     "olmo2": _case("olmo2", seed=30),

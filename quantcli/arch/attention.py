@@ -106,11 +106,12 @@ def rope_of(arch: Switches, hyper: Hyper, *, windowed: bool) -> Rope:
 
 def _factors(arch: Switches, hyper: Hyper) -> tuple[str | None, str | None]:
     """Return the tensors of frequency factors, for contexts up to the original and beyond."""
-    if hyper.rope.is_long and not arch.long_factors:
+    if hyper.rope.is_long and arch.long_factors == "never":
         raise UnsupportedModel(
             f"{hyper.arch}.rope.scaling.type is longrope: not supported for this architecture."
         )
-    if hyper.rope.is_long and any(name in hyper.tensors for name in _LONGROPE):
+    is_long = hyper.rope.is_long or arch.long_factors == "there"
+    if is_long and any(name in hyper.tensors for name in _LONGROPE):
         return _LONGROPE
     has_factors = arch.freq_factors and ROPE_FREQS in hyper.tensors
     return (ROPE_FREQS if has_factors else None), None

@@ -18,7 +18,7 @@ ARCH = Decoder(
     name="llama",
     rope_style="norm",
     freq_factors=True,
-    long_factors=True,
+    long_factors="key",
     experts=Mixture(d_ff=all_of_d_ff),
 )
 

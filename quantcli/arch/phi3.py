@@ -8,4 +8,4 @@ from __future__ import annotations
 
 from quantcli.arch.blocks import Decoder
 
-ARCH = Decoder(name="phi3", rope_style="neox", long_factors=True, gate="up")
+ARCH = Decoder(name="phi3", rope_style="neox", long_factors="there", gate="up")

@@ -75,7 +75,8 @@ class Switches:
 
     rope_style     as in `plan.Rope`; "norm" files hold q and k rows permuted for it
     freq_factors   whether `rope_freqs.weight` is part of the architecture
-    long_factors   whether longrope's two tensors of factors are
+    long_factors   when longrope's two tensors of factors are: "never", if a "key" says so, or if
+                   they are "there"
     yarn_log_mul   whether the key that divides YaRN's magnitude is
     base_factor    factor on the base that q and k rotate with
     rope_layers    whether a layer rotates q and k
@@ -106,7 +107,7 @@ class Switches:
     name: str
     rope_style: str
     freq_factors: bool = False
-    long_factors: bool = False
+    long_factors: str = "never"
     yarn_log_mul: bool = False
     base_factor: Callable[[Hyper], float] = one
     rope_layers: Callable[[Hyper, int], bool] = every_layer
