@@ -194,7 +194,7 @@ class Session:
         plan = view.Plan(
             job=job,
             output=str(self._path),
-            memory_nbytes=estimate.memory_needed(job, self._n_threads, self._how.n_tokens),
+            memory_nbytes=estimate.memory_needed(job, self._n_threads),
             available_nbytes=available_memory(),
             seconds=seconds,
             n_threads=self._n_threads,

@@ -33,6 +33,7 @@ class Settings:
 
     walk         makes the walk of those that go layer by layer; it is told how to report progress
     statistics   by matrix name, for one that goes tensor by tensor
+    n_tokens     tokens that such a walk runs through the model
     calibration  what identifies them: a digest of the text, the tokens and the settings
     origin       keys about them for the output's metadata
     """
@@ -41,6 +42,7 @@ class Settings:
     quantizer: Quantizer = PLAIN
     folds: tuple[Fold, ...] = ()
     walk: Callable[[Progress | None], LayerWalk] | None = None
+    n_tokens: int = 0
     statistics: Mapping[str, Statistics] = field(default_factory=dict)
     calibration: str = ""
     origin: Mapping[str, WriteValue] = field(default_factory=dict)

@@ -86,13 +86,31 @@ def test_memory_grows_with_threads_and_by_layer_with_hessians_and_tokens(
     source: Checkpoint, job: Job
 ) -> None:
     assert estimate.memory_needed(job, 8) > estimate.memory_needed(job, 1)
-    layered = prepare(source, Settings(Recipe(mix("q4_0")), walk=lambda _: None))  # type: ignore[arg-type, return-value]
-    more = estimate.memory_needed(layered, 1, 1000) - estimate.memory_needed(layered, 1)
-    assert more == 2 * 4 * 1000 * job.hyper.d_model
+
+    def layered(n_tokens: int) -> int:
+        settings = Settings(Recipe(mix("q4_0")), walk=lambda _: None, n_tokens=n_tokens)  # type: ignore[arg-type, return-value]
+        return estimate.memory_needed(prepare(source, settings), 1)
+
     layer = sum(c.n_weights for c in job.choices if c.name.startswith("blk.0."))
     hessians = 2 * 4 * 256**2  # of the widest input
-    base = estimate.memory_needed(job, 1)
-    assert estimate.memory_needed(layered, 1) == base + int(1.3 * 4 * layer) + hessians
+    assert layered(0) == estimate.memory_needed(job, 1) + int(1.3 * 4 * layer) + hessians
+    assert layered(1000) - layered(0) == 2 * 4 * 1000 * (job.hyper.d_model + 256)
+
+
+@pytest.mark.jit
+def test_time_grows_with_tokens_and_shrinks_with_threads(source: Checkpoint, job: Job) -> None:
+    def seconds(n_tokens: int, n_threads: int) -> float:
+        settings = Settings(
+            Recipe(mix("q4_0")),
+            Rounding("hessian"),
+            walk=lambda _: None,  # type: ignore[arg-type, return-value]
+            n_tokens=n_tokens,
+        )
+        return estimate.seconds_needed(prepare(source, settings), n_threads)
+
+    assert 0 < estimate.seconds_needed(job, 1) < 60
+    assert seconds(10**7, 1) > 3 * seconds(10**4, 1)
+    assert seconds(10**7, 8) < seconds(10**7, 1)
 
 
 def test_a_file_that_is_what_was_meant_passes(job: Job, written: Path) -> None:
