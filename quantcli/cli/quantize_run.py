@@ -204,6 +204,7 @@ class Session:
     def run(self) -> None:
         """Quantize, then verify what was written."""
         job = self._job
+        estimate.require_memory(job, self._n_threads, available_memory())
         for line in view.remarks(job):
             self._status.warn(line)
         results, seconds, nbytes = self._timed(self._quantize)

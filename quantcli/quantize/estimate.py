@@ -9,11 +9,13 @@ from math import prod
 import numpy as np
 
 from quantcli import formats
+from quantcli.errors import ResourceError
 from quantcli.plan import Buffer
 from quantcli.quantize.job import Job, Progress
 from quantcli.quantize.plain import QUANTIZER as PLAIN
 from quantcli.quantize.recipe import Choice, layer_of
 from quantcli.quantize.slabs import SLAB_WEIGHTS, Slab, encode
+from quantcli.runtime.memory import size
 
 # Python, NumPy, Numba and LLVM with the kernels of quantizing: measured 160 to 210 MB on Linux.
 _RUNTIME_NBYTES = 210 << 20
@@ -102,6 +104,18 @@ def memory_needed(job: Job, n_threads: int) -> int:
     entering = 4 * job.settings.n_tokens * job.hyper.d_model
     held = min(_HELD_NBYTES, 4 * job.settings.n_tokens * widest_input)
     return total + 2 * (entering + held)
+
+
+def require_memory(job: Job, n_threads: int, available: int) -> None:
+    """Raise ResourceError if the work does not fit in so many bytes of memory."""
+    needed = memory_needed(job, n_threads)
+    if needed <= available:
+        return
+    advice = "use fewer --calib-tokens" if job.settings.by_layer else "close other programs"
+    raise ResourceError(
+        f"quantizing takes about {size(needed)} of memory and {size(available)} are available; "
+        f"{advice}."
+    )
 
 
 def inputs_of(job: Job) -> list[tuple[int, int]]:

@@ -13,7 +13,7 @@ from fake_quantize import Rounding
 from tiny import write_tiny
 
 from quantcli.checkpoint import Checkpoint, open_checkpoint
-from quantcli.errors import CheckpointError, UsageError
+from quantcli.errors import CheckpointError, ResourceError, UsageError
 from quantcli.quantize import estimate, verify
 from quantcli.quantize.bpw import bits_to_keep, nominal_bits, resized
 from quantcli.quantize.job import Job, Settings, prepare
@@ -95,6 +95,12 @@ def test_memory_grows_with_threads_and_by_layer_with_hessians_and_tokens(
     hessians = 2 * 4 * 256**2  # of the widest input
     assert layered(0) == estimate.memory_needed(job, 1) + int(1.3 * 4 * layer) + hessians
     assert layered(1000) - layered(0) == 2 * 4 * 1000 * (job.hyper.d_model + 256)
+
+
+def test_work_that_does_not_fit_in_memory_is_refused_with_the_numbers(job: Job) -> None:
+    estimate.require_memory(job, 1, 1 << 40)
+    with pytest.raises(ResourceError, match=r"takes about \d+ MB of memory and 1\.00 MB are"):
+        estimate.require_memory(job, 1, 10**6)
 
 
 @pytest.mark.jit
