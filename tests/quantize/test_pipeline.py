@@ -315,5 +315,5 @@ def test_memory_holds_slabs_not_tensors(tmp_path: Path, monkeypatch: pytest.Monk
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert largest > 16 << 20
+    assert largest >= 16 << 20
     assert peak < largest / 3
