@@ -13,7 +13,7 @@ from quantcli import __version__
 from quantcli.arch import Hyper, check_tensors, get
 from quantcli.checkpoint import Checkpoint, Metadata
 from quantcli.checkpoint.gguf_write import TensorSpec, WriteValue, typed
-from quantcli.errors import UnsupportedModel, UsageError
+from quantcli.errors import UsageError
 from quantcli.plan import Plan
 from quantcli.quantize import Fold, LayerWalk, Quantizer, Statistics
 from quantcli.quantize.mixes import NEEDS_STATISTICS, OUTPUT
@@ -120,11 +120,6 @@ def prepare(checkpoint: Checkpoint, settings: Settings) -> Job:
     plan = get(hyper.arch).build(hyper)
     plan.verify()
     check_tensors(plan, checkpoint.tensors)
-    if settings.by_layer and any(op.routing for op in plan.ops):
-        raise UnsupportedModel(
-            "a model with experts cannot be calibrated yet: use no --calib, --gptq or --awq; an "
-            "--imatrix serves."
-        )
     recipe = settings.recipe
     if recipe.mix.name == NEEDS_STATISTICS and not settings.has_statistics:
         raise UsageError(
