@@ -194,7 +194,7 @@ class Session:
         plan = view.Plan(
             job=job,
             output=str(self._path),
-            memory_nbytes=estimate.memory_needed(job, self._n_threads, self._how.n_tokens),
+            memory_nbytes=estimate.memory_needed(job, self._n_threads),
             available_nbytes=available_memory(),
             seconds=seconds,
             n_threads=self._n_threads,
@@ -204,6 +204,7 @@ class Session:
     def run(self) -> None:
         """Quantize, then verify what was written."""
         job = self._job
+        estimate.require_memory(job, self._n_threads, available_memory())
         for line in view.remarks(job):
             self._status.warn(line)
         results, seconds, nbytes = self._timed(self._quantize)

@@ -144,7 +144,7 @@ def _width_remark(job: Job, odd: list[Choice]) -> str:
     widths = sorted({c.shape[-1] for c in odd})
     name = job.settings.recipe.mix.name
     count = f"{len(odd)} of {len(job.choices)} tensors"
-    text = f"{count} have rows of {_listed(widths)}, which fit no block"
+    text = f"rows of {_listed(widths)}, in {count}, fit no block"
     theirs = assign(
         job.checkpoint.tensors,
         Facts.from_metadata(job.checkpoint.metadata),

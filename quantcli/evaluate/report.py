@@ -33,6 +33,7 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .7rem; text-align: right; border-bottom: 1px solid var(--faint);
   white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; }
+.facts td { text-align: left; white-space: normal; vertical-align: top; }
 svg { width: 100%; max-width: 46rem; height: auto; display: block; }
 svg text { fill: var(--ink); font-size: 12px; }
 svg .grid { stroke: var(--faint); }
@@ -159,4 +160,4 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 def fact_table(facts: Mapping[str, str]) -> str:
     """Return names and values as HTML."""
     rows = (f"<tr><td>{escape(k)}</td><td>{escape(v)}</td></tr>" for k, v in facts.items())
-    return f'<div class="scroll"><table>{"".join(rows)}</table></div>'
+    return f'<div class="scroll"><table class="facts">{"".join(rows)}</table></div>'

@@ -48,11 +48,13 @@ class Statistics:
     importance  f32 (n_in,)        mean of x_j ** 2 over the tokens
     n_tokens    rows that were counted (for an expert: those routed to it)
     hessian     f32 (n_in, n_in)   mean of x x^T, symmetric; None where not asked for
+    counts      of a stack of experts, whose importance is f32 (n_experts, n_in): rows of each
     """
 
     importance: F32
     n_tokens: int
     hessian: F32 | None = None
+    counts: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

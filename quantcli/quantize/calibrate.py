@@ -115,10 +115,9 @@ def collect(
                 break
             for group in layer.groups:
                 known = layer.statistics(group[0])
-                sums = known.importance.astype(np.float64) * known.n_tokens
+                counts = np.array(known.counts or (known.n_tokens,), np.int64)
+                sums = np.atleast_2d(known.importance.astype(np.float64)) * counts[:, None]
                 for name in group:
-                    entries[name] = Entry(
-                        sums.astype(np.float32)[None, :], np.array([known.n_tokens], np.int64)
-                    )
+                    entries[name] = Entry(sums.astype(np.float32), counts)
             n_done += 1
     return Imatrix(entries, (calibration.title,), len(calibration.chunks), CHUNK)

@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
-from quantcli.quantize.job import Job
-from quantcli.quantize.mixes import kind_of
+import numpy as np
+
+from quantcli import formats
+from quantcli.errors import ResourceError
+from quantcli.plan import Buffer
+from quantcli.quantize.job import Job, Progress
 from quantcli.quantize.plain import QUANTIZER as PLAIN
 from quantcli.quantize.recipe import Choice, layer_of
 from quantcli.quantize.slabs import SLAB_WEIGHTS, Slab, encode
+from quantcli.runtime.memory import size
 
 # Python, NumPy, Numba and LLVM with the kernels of quantizing: measured 160 to 210 MB on Linux.
 _RUNTIME_NBYTES = 210 << 20
 _SAMPLE_WEIGHTS = 1 << 16  # enough to time an encoder within a tenth, in milliseconds
 _LAYER_FACTOR = 1.3  # of a layer in f32: itself, and what packing it for the forward pass adds
+_HELD_NBYTES = 1 << 30  # of activations in a layer, at most
+
+# Of a walk, fitted to runs on a small model (2-core AVX-512 x86, 2026-11): passes through each
+# layer, products for each pair of inputs and token, width below which GPTQ costs the same for each
+# weight, seconds of a factorization and for the cube of its width, and what AWQ tries.
+_PASSES = 3.0
+_MOMENTS = 1.0
+_FIXED = 1000
+_FACTOR_S, _FACTOR = 0.05, 1.2e-10
+_TRIALS, _TRIAL_ROWS, _TRIAL_COLUMNS = 11, 192, 2048
+_SAMPLE_TOKENS, _SAMPLE_WIDTH, _SAMPLE_ROWS, _SAMPLE_FORMAT = 512, 1024, 64, "q4_0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +85,8 @@ def short_name(name: str) -> str:
     return ".".join(parts).removesuffix(".weight")
 
 
-def memory_needed(job: Job, n_threads: int, n_tokens: int = 0) -> int:
-    """Return about the most bytes of memory that the work holds at once.
-
-    n_tokens  calibration tokens that run through the layers
-    """
+def memory_needed(job: Job, n_threads: int) -> int:
+    """Return about the most bytes of memory that the work holds at once."""
     widest = max(c.shape[-1] for c in job.choices)
     slab = 4 * max(SLAB_WEIGHTS, widest) * 3  # the rows, their blocks, and a temporary array
     total = _RUNTIME_NBYTES + (2 * n_threads + 1) * slab
@@ -85,21 +97,52 @@ def memory_needed(job: Job, n_threads: int, n_tokens: int = 0) -> int:
         layer = layer_of(choice.name)
         if layer is not None:
             layers[layer] = layers.get(layer, 0) + choice.n_weights
-    widths = [c.shape[-1] for c in job.choices if kind_of(c.name) not in ("token_embd", "other")]
+    widest_input = max(width for width, _ in inputs_of(job))
     total += int(_LAYER_FACTOR * 4 * max(layers.values()))
-    total += 2 * 4 * max(widths) ** 2
-    return total + 2 * 4 * n_tokens * job.hyper.d_model
+    total += 2 * 4 * widest_input**2
+    # two streams of activations, quantized and original: what enters a layer and what it holds
+    entering = 4 * job.settings.n_tokens * job.hyper.d_model
+    held = min(_HELD_NBYTES, 4 * job.settings.n_tokens * widest_input)
+    return total + 2 * (entering + held)
 
 
-def seconds_needed(
-    job: Job, n_threads: int, progress: Callable[[str, int, int], None] | None = None
-) -> float:
-    """Return about how long the search for codes takes, from encoding a little of each format.
+def require_memory(job: Job, n_threads: int, available: int) -> None:
+    """Raise ResourceError if the work does not fit in so many bytes of memory."""
+    needed = memory_needed(job, n_threads)
+    if needed <= available:
+        return
+    advice = "use fewer --calib-tokens" if job.settings.by_layer else "close other programs"
+    raise ResourceError(
+        f"quantizing takes about {size(needed)} of memory and {size(available)} are available; "
+        f"{advice}."
+    )
 
-    The first call in the life of an installation compiles the encoders, which is not counted.
+
+def inputs_of(job: Job) -> list[tuple[int, int]]:
+    """Return (width, outputs of all matrices that read it) of each input in the layers."""
+    outputs: dict[Buffer, int] = {}
+    for op in job.plan.ops:
+        if op.kind == "linear" and op.layer is not None:
+            outputs[op.inputs[0]] = outputs.get(op.inputs[0], 0) + op.output.width
+    return [(buffer.width, n_out) for buffer, n_out in outputs.items()]
+
+
+def seconds_needed(job: Job, n_threads: int, progress: Progress | None = None) -> float:
+    """Return about how long the work takes, from measuring a little of each part of it.
+
+    The first call in the life of an installation compiles what it measures, which is not counted.
     """
-    settings = job.settings
-    quantizer = PLAIN if settings.quantizer.needs == "hessian" else settings.quantizer
+    seconds = _seconds_of_search(job, progress) / n_threads
+    if job.settings.by_layer:
+        if progress:
+            progress("measuring the speed of this machine", 0, 0)
+        seconds += _seconds_of_walk(job, n_threads)
+    return seconds
+
+
+def _seconds_of_search(job: Job, progress: Progress | None) -> float:
+    """Return what rounding every tensor takes on one thread, from a sample of each format."""
+    statistics = job.settings.statistics
     groups: dict[tuple[str, str], list[Choice]] = {}
     for choice in job.choices:
         key = (choice.source.name, choice.format.name if choice.changes else "")
@@ -111,10 +154,69 @@ def seconds_needed(
         choice = max(some, key=lambda c: c.n_weights)
         n_rows = min(prod(choice.shape[:-1]) or 1, max(1, _SAMPLE_WEIGHTS // choice.shape[-1]))
         n_rows = min(n_rows, choice.shape[-2] if len(choice.shape) > 1 else 1)
-        encode(job.checkpoint, quantizer, settings.statistics, Slab(choice, 0, 1))
+        encode(job.checkpoint, PLAIN, statistics, Slab(choice, 0, 1))
         slab = Slab(choice, 0, n_rows)
         began = time.perf_counter()
-        encode(job.checkpoint, quantizer, settings.statistics, slab)
+        encode(job.checkpoint, PLAIN, statistics, slab)
         each = (time.perf_counter() - began) / slab.n_weights
         total += each * sum(c.n_weights for c in some)
-    return total / n_threads
+    return total
+
+
+def _seconds_of_walk(job: Job, n_threads: int) -> float:
+    """Return what running tokens, adding up moments and GPTQ take.
+
+    Counted in multiplications, at the rates that two samples of them have on this machine.
+    """
+    n_tokens, folds = job.settings.n_tokens, bool(job.settings.folds)
+    is_gptq = job.settings.quantizer.needs == "hessian"
+    inputs = inputs_of(job)
+    moments, rounding = _seconds_of_products(), _seconds_of_rounding() if is_gptq else 0.0
+    products = _PASSES * 2 * sum(width * n_out for width, n_out in inputs) * n_tokens
+    if folds or is_gptq:
+        products += _MOMENTS * sum(width**2 for width, _ in inputs) * n_tokens
+    seconds = products * moments / n_threads
+    for width, n_out in inputs:
+        tried = (_TRIALS * min(_TRIAL_ROWS, n_out) if folds else 0) + n_out
+        seconds += rounding * (_FIXED * width + width**2) * tried / n_threads
+        if is_gptq:
+            seconds += _seconds_of_factor(width)
+            seconds += _TRIALS * _seconds_of_factor(min(width, _TRIAL_COLUMNS)) if folds else 0.0
+    return seconds
+
+
+def _seconds_of_factor(width: int) -> float:
+    return _FACTOR_S + _FACTOR * width**3
+
+
+def _seconds_of_products() -> float:
+    """Return the seconds of a multiplication and addition, from adding up second moments."""
+    from quantcli.quantize.statistics import Moments
+    from quantcli.runtime.executor import Executor
+
+    x = np.ones((_SAMPLE_TOKENS, _SAMPLE_WIDTH), np.float32)
+    executor = Executor(1)
+    try:
+        moments = Moments(_SAMPLE_WIDTH, executor, with_hessian=True)
+        moments.add(x)
+        began = time.perf_counter()
+        moments.add(x)
+        return 2 * (time.perf_counter() - began) / (_SAMPLE_TOKENS * _SAMPLE_WIDTH**2)
+    finally:
+        executor.close()
+
+
+def _seconds_of_rounding() -> float:
+    """Return the seconds of GPTQ for each row and square of its width, from some rows."""
+    from quantcli.quantize import MatrixJob, Statistics
+    from quantcli.quantize.gptq import Gptq
+
+    n = _SAMPLE_WIDTH
+    statistics = Statistics(np.ones(n, np.float32), n, np.eye(n, dtype=np.float32))
+    fmt = formats.get(_SAMPLE_FORMAT)
+    rows = np.random.default_rng(0).standard_normal((_SAMPLE_ROWS, n)).astype(np.float32)
+    quantizer = Gptq(n_threads=1)
+    quantizer.quantize(MatrixJob("", rows[:16].copy(), fmt, fmt, statistics))
+    began = time.perf_counter()
+    quantizer.quantize(MatrixJob("", rows, fmt, fmt, statistics))
+    return (time.perf_counter() - began) / (_SAMPLE_ROWS * (_FIXED * n + n**2))

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from quantcli.formats import F32
-from quantcli.plan import Buffer, Op
+from quantcli.plan import TOKENS, Buffer, Op
 from quantcli.qtensor import QTensor
 from quantcli.runtime.executor import Executor
-from quantcli.runtime.stretch import Stretch, inputs_of
+from quantcli.runtime.stretch import I64, Stretch, inputs_of, weights_of
 
 Values = dict[Buffer, F32]  # f32 (tokens of all chunks, width)
 
-_HEAVY = {"linear", "attention"}
+_HEAVY = {"linear", "attention", "expert_linear"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,7 @@ class Flow:
         self._settings = settings
         self._weights = weights
         self._held, self._at = entry, 0  # what flows into op `at`
+        self._stretch: Stretch | None = None  # while it runs
 
     @property
     def at(self) -> int:
@@ -86,6 +87,20 @@ class Flow:
         at = self._where_to_hold(stop)
         for kept in self._pass(stop, [buffer], at):
             yield kept[buffer]
+
+    def read_entries(self, stop: int, buffer: Buffer) -> Iterator[tuple[F32, I64]]:
+        """Yield what experts read before op `stop`, chunk by chunk: rows, and the expert of each.
+
+        A row that goes to several experts comes once for each of them.
+        """
+        at = self._where_to_hold(stop)
+        for kept in self._pass(stop, [buffer], at):
+            assert self._stretch is not None
+            if buffer.axis == TOKENS:
+                ids = self._stretch.experts()
+                yield np.repeat(kept[buffer], ids.shape[1], axis=0), ids.reshape(-1)
+            else:
+                yield kept[buffer], self._stretch.experts_of_entries()
 
     def finish(self) -> Iterator[int]:
         """Run to the end of the layer, yielding the tokens of each chunk, for `result`."""
@@ -120,12 +135,14 @@ class Flow:
         settings, ops = self._settings, self._ops[self._at : stop]
         weights = {name: self._weights(name) for name in dict.fromkeys(weights_of(ops))}
         stretch = Stretch(ops, outputs, weights, settings.executor, max_rows=max(settings.lengths))
+        self._stretch = stretch
         del weights
         row = 0
         for n in settings.lengths:
             rows = slice(row, row + n)
             yield stretch.run({b: self._held[b][rows] for b in stretch.inputs}, n)
             row += n
+        self._stretch = None
 
     def _live(self, at: int) -> list[Buffer]:
         """Return the buffers that ops from `at` on read from before."""
@@ -144,14 +161,10 @@ class Flow:
             fits = nbytes <= settings.held_nbytes or at == self._at
             return (0 if fits else 1, heavy, nbytes)
 
-        return min(range(self._at, stop + 1), key=cost)
+        places = [at for at in range(self._at, stop + 1) if self._is_plain(at)]
+        return min(places, key=cost)
 
-
-def weights_of(ops: Sequence[Op]) -> Iterator[str]:
-    """Yield the names of the tensors that ops read."""
-    for op in ops:
-        yield from op.weights
-        if op.rope and op.rope.freq_factors:
-            yield op.rope.freq_factors
-        if op.heads and op.heads.sinks:
-            yield op.heads.sinks
+    def _is_plain(self, at: int) -> bool:
+        """Return whether what flows into an op is rows of tokens, and no choice of experts."""
+        chosen = {op.output for op in self._ops if op.kind == "route"}
+        return all(b.axis == TOKENS and b not in chosen for b in self._live(at))

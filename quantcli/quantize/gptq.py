@@ -72,8 +72,8 @@ class Gptq:
         statistics = job.statistics
         if job.format.name not in LAYOUTS:
             return PLAIN.quantize(job)
-        if statistics is None or statistics.hessian is None:
-            return _with_note(PLAIN.quantize(job), f"{job.name}: no Hessian, plain search.")
+        if statistics is None or statistics.hessian is None:  # experts have their importance
+            return PLAIN.quantize(job)
         target = BlockTarget(job.format)
         factor = self.factor(statistics, target)
         if factor is None:

@@ -74,12 +74,15 @@ class Imatrix:
     chunk_size: int = 0
 
     def statistics(self) -> dict[str, Statistics]:
-        """Return what a quantizer needs, by matrix; stacks of experts are left out."""
-        return {
-            name: Statistics(entry.means[0], int(entry.counts[0]))
-            for name, entry in self.entries.items()
-            if len(entry.counts) == 1
-        }
+        """Return what a quantizer needs, by matrix or stack of experts."""
+        known = {}
+        for name, entry in self.entries.items():
+            counts = tuple(entry.counts.tolist())
+            if len(counts) == 1:
+                known[name] = Statistics(entry.means[0], counts[0])
+            else:
+                known[name] = Statistics(entry.means, sum(counts), counts=counts)
+        return known
 
     def unseen(self) -> dict[str, tuple[int, int]]:
         """Return, of the matrices that have experts without any row, how many and of how many."""

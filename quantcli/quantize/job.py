@@ -13,7 +13,7 @@ from quantcli import __version__
 from quantcli.arch import Hyper, check_tensors, get
 from quantcli.checkpoint import Checkpoint, Metadata
 from quantcli.checkpoint.gguf_write import TensorSpec, WriteValue, typed
-from quantcli.errors import UnsupportedModel, UsageError
+from quantcli.errors import UsageError
 from quantcli.plan import Plan
 from quantcli.quantize import Fold, LayerWalk, Quantizer, Statistics
 from quantcli.quantize.mixes import NEEDS_STATISTICS, OUTPUT
@@ -33,6 +33,7 @@ class Settings:
 
     walk         makes the walk of those that go layer by layer; it is told how to report progress
     statistics   by matrix name, for one that goes tensor by tensor
+    n_tokens     tokens that such a walk runs through the model
     calibration  what identifies them: a digest of the text, the tokens and the settings
     origin       keys about them for the output's metadata
     """
@@ -41,6 +42,7 @@ class Settings:
     quantizer: Quantizer = PLAIN
     folds: tuple[Fold, ...] = ()
     walk: Callable[[Progress | None], LayerWalk] | None = None
+    n_tokens: int = 0
     statistics: Mapping[str, Statistics] = field(default_factory=dict)
     calibration: str = ""
     origin: Mapping[str, WriteValue] = field(default_factory=dict)
@@ -118,11 +120,6 @@ def prepare(checkpoint: Checkpoint, settings: Settings) -> Job:
     plan = get(hyper.arch).build(hyper)
     plan.verify()
     check_tensors(plan, checkpoint.tensors)
-    if settings.by_layer and any(op.routing for op in plan.ops):
-        raise UnsupportedModel(
-            "a model with experts cannot be calibrated yet: use no --calib, --gptq or --awq; an "
-            "--imatrix serves."
-        )
     recipe = settings.recipe
     if recipe.mix.name == NEEDS_STATISTICS and not settings.has_statistics:
         raise UsageError(

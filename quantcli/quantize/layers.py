@@ -8,7 +8,6 @@ matrix is quantized it is moved so as to make up for the drift, see `correction`
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 
 import numpy as np
@@ -16,14 +15,15 @@ import numpy.typing as npt
 
 from quantcli.checkpoint import Checkpoint
 from quantcli.formats import F32
-from quantcli.plan import Buffer, Op, Plan
+from quantcli.plan import Op, Plan
 from quantcli.qtensor import QTensor
 from quantcli.quantize import Needs, State, Statistics
 from quantcli.quantize.correction import corrected
-from quantcli.quantize.flow import Flow, Settings, Values, weights_of
-from quantcli.quantize.statistics import Moments
+from quantcli.quantize.flow import Flow, Settings, Values
+from quantcli.quantize.groups import Group, groups_of, layers_of
+from quantcli.quantize.statistics import ExpertMoments, Moments
 from quantcli.runtime.executor import Executor
-from quantcli.runtime.stretch import all_rows, inputs_of
+from quantcli.runtime.stretch import all_rows, inputs_of, weights_of
 from quantcli.runtime.threads import default_threads
 
 Progress = Callable[[str, int, int], None]
@@ -32,31 +32,6 @@ I64 = npt.NDArray[np.int64]
 # Activations held between two matrices; what is wider is computed again from further up.
 _HELD_NBYTES = 1 << 30
 _EXACT = "exact "  # before names of buffers, in a state
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Matrices that read one input.
-
-    names   in plan order
-    input   the buffer they read
-    start   the first of their ops, counted from the layer's first
-    """
-
-    names: tuple[str, ...]
-    input: Buffer
-    start: int
-
-
-def groups_of(ops: Sequence[Op]) -> list[Group]:
-    """Return a layer's matrices by the input they share, in plan order."""
-    first: dict[Buffer, int] = {}
-    names: dict[Buffer, list[str]] = {}
-    for i, op in enumerate(ops):
-        if op.kind == "linear":
-            first.setdefault(op.inputs[0], i)
-            names.setdefault(op.inputs[0], []).append(op.weights[0])
-    return [Group(tuple(names[b]), b, start) for b, start in first.items()]
 
 
 class CalibratedLayer:
@@ -82,7 +57,7 @@ class CalibratedLayer:
         self._groups = groups_of(self.ops)
         self.groups = tuple(group.names for group in self._groups)
         self._put: dict[str, QTensor] = {}
-        sources = (self._current, walk.checkpoint.tensor)
+        sources = (self._current, walk.original)
         self._flows = [
             Flow(self.ops, later, walk.settings, entry, source)
             for entry, source in zip(entries, sources, strict=False)
@@ -105,7 +80,10 @@ class CalibratedLayer:
         group = self.group(name)
         if self._known is None or self._known[0] != group:
             self._known = None  # a Hessian may be large: one at a time
-            self._known = (group, self._moments(group, with_drift=False).statistics())
+            if group.n_experts:
+                self._known = (group, self._moments_of_experts(group))
+            else:
+                self._known = (group, self._moments(group, with_drift=False).statistics())
         return self._known[1]
 
     def statistics(self, name: str) -> Statistics:
@@ -115,7 +93,7 @@ class CalibratedLayer:
         Raises ModelError if the input is not finite.
         """
         group = self.group(name)
-        corrects = self._walk.corrects and self.index is not None
+        corrects = self._walk.corrects and self.index is not None and not group.n_experts
         if not corrects or group.names[0] in self._corrected:
             return self.preview(name)
         moments = self._moments(group, with_drift=True)
@@ -138,7 +116,7 @@ class CalibratedLayer:
                 flow.rewind()
         for flow in self._flows:
             flow.forget_entry()
-        self._put[name] = tensor
+        self._put[name] = shaped(tensor, self._walk.plan)
         self.weights.pop(name, None)
         if all(other in self._put for other in group.names):
             self._known = None
@@ -187,6 +165,18 @@ class CalibratedLayer:
             walk.report(n_done)
         return moments
 
+    def _moments_of_experts(self, group: Group) -> Statistics:
+        """Run the tokens to a group of experts and add up the moments of what each of them sees."""
+        flow, walk = self._flows[0], self._walk
+        if flow.at > group.start:
+            flow.rewind()
+        moments = ExpertMoments(group.n_experts, group.input.width)
+        what, n_all = f"the input of {group.names[0]}", walk.settings.n_tokens
+        for rows, experts in flow.read_entries(group.start, group.input):
+            moments.add(rows, experts, what)
+            walk.report(min(moments.n_rows, n_all))
+        return moments.statistics()
+
     def _current(self, name: str) -> F32 | QTensor:
         return self._put[name] if name in self._put else self.weights[name]
 
@@ -201,8 +191,7 @@ class _Weights(dict[str, F32]):
 
     def __missing__(self, name: str) -> F32:
         assert name in self._names, (name, "is not of this layer")
-        tensor = self._walk.checkpoint.tensor(name)
-        self[name] = tensor.dequantize().reshape(self._walk.plan.weights[name])
+        self[name] = self._walk.original(name).dequantize()
         return self[name]
 
 
@@ -279,6 +268,10 @@ class Walk:
             yield self._current
             self._advance()
 
+    def original(self, name: str) -> QTensor:
+        """Return a tensor of the source, in the plan's shape."""
+        return shaped(self.checkpoint.tensor(name), self.plan)
+
     def embed(self, tensor: QTensor) -> None:
         """Let the quantized model begin with this embedding; before the first layer."""
         assert self._current is None, "the first layer is under way"
@@ -336,16 +329,9 @@ class Walk:
             self._values = layer.finish() if self._next < len(self._layers) else []
 
 
-def layers_of(ops: Sequence[Op]) -> list[tuple[int | None, list[Op]]]:
-    """Return ops by layer; those before the first are its own, those behind the last of None."""
-    last = max((i for i, op in enumerate(ops) if op.layer is not None), default=-1)
-    layers: list[tuple[int | None, list[Op]]] = []
-    for i, op in enumerate(ops):
-        index = op.layer if op.layer is not None or i > last else 0
-        if not layers or layers[-1][0] != index:
-            layers.append((index, []))
-        layers[-1][1].append(op)
-    return layers
+def shaped(tensor: QTensor, plan: Plan) -> QTensor:
+    """Return a tensor in the plan's shape: files write a matrix of one row as a vector."""
+    return QTensor(tensor.name, plan.weights[tensor.name], tensor.format, tensor.data)
 
 
 def _stored_rows(checkpoint: Checkpoint) -> Callable[[str, I64], F32]:

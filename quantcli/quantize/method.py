@@ -117,6 +117,7 @@ def _calibrated(
         quantizer=quantizer,
         folds=tuple(folds),
         walk=walk,
+        n_tokens=calibration.n_tokens,
         calibration=calibration.digest(),
         origin={
             "quantcli.quantize.method": " + ".join(part.name for part in parts) or PLAIN.name,

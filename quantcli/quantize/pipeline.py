@@ -213,14 +213,15 @@ class Work:
         quantizer = self._job.settings.quantizer
         weights = layer.weights[choice.name]
         check_finite(weights, choice.name)
-        whole = Slab(choice, 0, len(weights))
+        whole = Slab(choice, 0, weights.size // weights.shape[-1])
         if not choice.changes and not self._job.settings.folds:
             return [Encoded(whole, read_rows(self._job.checkpoint, whole).data)]
-        if quantizer.needs == "hessian":  # which spreads its own work over threads
-            return [encode_weights(quantizer, statistics, whole, weights)]
+        if statistics.hessian is not None and quantizer.needs == "hessian":
+            return [encode_weights(quantizer, statistics, whole, weights)]  # on its own threads
+        flat = weights.reshape(-1, weights.shape[-1])  # experts one after the other
 
         def work(slab: Slab) -> Encoded:
-            rows = weights[slab.row_start : slab.row_stop]
+            rows = flat[slab.row_start : slab.row_stop]
             return encode_weights(quantizer, statistics, slab, rows)
 
         return list(in_order(work, slabs(choice), self._n_threads))

@@ -79,6 +79,40 @@ class Moments:
         return full if self._width == self.n_in else full[: self.n_in, : self.n_in].copy()
 
 
+class ExpertMoments:
+    """The mean squares of what each of a stack of experts reads."""
+
+    def __init__(self, n_experts: int, n_in: int) -> None:
+        """Start with no rows."""
+        self.counts: npt.NDArray[np.int64] = np.zeros(n_experts, np.int64)
+        self._squares: npt.NDArray[np.float64] = np.zeros((n_experts, n_in), np.float64)
+
+    @property
+    def n_rows(self) -> int:
+        """Rows that were counted; one that goes to several experts counts for each."""
+        return int(self.counts.sum())
+
+    def add(self, rows: F32, experts: npt.NDArray[np.int64], name: str = "the input") -> None:
+        """Count rows f32 (n_rows, n_in) for the expert i64 (n_rows,) that each goes to.
+
+        Raises ModelError if one of them is not finite.
+        """
+        for expert in np.unique(experts).tolist():
+            mine = rows[experts == expert]
+            with np.errstate(over="ignore", invalid="ignore"):
+                squares = np.einsum("ij,ij->j", mine, mine)
+            if not np.isfinite(squares).all():
+                raise _not_finite(mine, f"{name}, expert {expert},")
+            self._squares[expert] += squares
+            self.counts[expert] += len(mine)
+
+    def statistics(self) -> Statistics:
+        """Return the means, f32 (n_experts, n_in); ones for an expert that saw nothing."""
+        counts = self.counts[:, None]
+        means = np.where(counts > 0, self._squares / np.maximum(counts, 1), 1)
+        return Statistics(means.astype(np.float32), self.n_rows, counts=tuple(self.counts.tolist()))
+
+
 class _Outer:
     """Adds y^T x of two sets of rows to a square, on an executor's threads."""
 

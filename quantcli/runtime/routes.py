@@ -46,6 +46,16 @@ class Routes:
         """Address of the number of entries."""
         return int(self._words.ctypes.data) + 8
 
+    @property
+    def ids(self) -> np.ndarray:
+        """i64 (max_rows, n_used): the experts that each row goes to, best first."""
+        return self._ids
+
+    @property
+    def places(self) -> np.ndarray:
+        """i64 (max_rows, n_used): which entry each of them has made of the row."""
+        return self._places
+
     def write(self, a: np.void, op: Op) -> None:
         """Tell a route op how to choose, and where to write what it chooses."""
         routing = op.routing

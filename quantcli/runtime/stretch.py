@@ -7,10 +7,11 @@ f32, so that activations are not rounded to int8.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from quantcli.errors import Cancelled
 from quantcli.formats import F32
@@ -33,6 +34,8 @@ from quantcli.runtime.weights import (
     packed_nbytes,
     padded,
 )
+
+I64 = npt.NDArray[np.int64]
 
 _FORMAT = "f32"
 _SLAB = 1 << 22  # weights decoded and packed at a time
@@ -113,6 +116,7 @@ class Stretch:
         self._ops = self._calls.build() if self._calls.calls else None
         if self._ops is not None:
             self._ops["barrier"] = self._calls.barriers(frozenset())
+        self._n_rows = 0
         self.inputs = tuple(self._lowering.given)
         self.outputs = tuple(self._lowering.kept)
 
@@ -120,7 +124,8 @@ class Stretch:
         """Run the ops over one sequence from its start.
 
         values   f32 (n_rows, width) for each of `inputs`
-        return   f32 (n_rows, width) for each of `outputs`, valid until the next run
+        return   f32 (n_rows, width) for each of `outputs`, valid until the next run; of entries of
+                 experts, a row for each
 
         Raises Cancelled if `Executor.cancel` was called meanwhile.
         """
@@ -132,10 +137,28 @@ class Stretch:
         self._step.words["private_tokens"] = 0  # the barriers are those of many rows
         if self._ops is not None and not self._executor.run(self._ops):
             raise Cancelled("stopped.")
+        self._n_rows = n_rows
         return {
-            buffer: region.array[:n_rows, : buffer.width]
+            buffer: region.array[: self._n_kept(buffer), : buffer.width]
             for buffer, region in self._lowering.kept.items()
         }
+
+    def experts(self) -> I64:
+        """Return the experts that each row of the last run went to: i64 (n_rows, n_used)."""
+        return self._lowering.routes[TOKENS].ids[: self._n_rows]  # type: ignore[no-any-return]
+
+    def experts_of_entries(self) -> I64:
+        """Return the expert that made each entry of the last run: i64 (n_rows * n_used,)."""
+        ids = self.experts()
+        places = self._lowering.routes[TOKENS].places[: self._n_rows]
+        experts = np.empty(ids.size, np.int64)
+        experts[places.reshape(-1)] = ids.reshape(-1)
+        return experts
+
+    def _n_kept(self, buffer: Buffer) -> int:
+        """Return the rows that a buffer has after a run."""
+        is_entry = buffer.axis == ENTRIES[TOKENS]
+        return self._n_rows * (self.experts().shape[1] if is_entry else 1)
 
 
 def _plan(ops: Sequence[Op], outputs: Iterable[Buffer]) -> Plan:
@@ -159,7 +182,7 @@ def _plan(ops: Sequence[Op], outputs: Iterable[Buffer]) -> Plan:
 
 def _pack(plan: Plan, weights: Mapping[str, F32 | QTensor], executor: Executor) -> Weights:
     """Return every weight that the ops read, matrices in f32 panels."""
-    names = dict.fromkeys(_names(plan))
+    names = dict.fromkeys(weights_of(plan.ops))
     matrices = [name for name in names if is_matrix(name, weights[name].shape)]
     nbytes = sum(packed_nbytes(weights[name].shape, _FORMAT) + ALIGNMENT for name in matrices)
     packed = Weights(nbytes)
@@ -174,8 +197,9 @@ def _pack(plan: Plan, weights: Mapping[str, F32 | QTensor], executor: Executor) 
     return packed
 
 
-def _names(plan: Plan) -> Iterable[str]:
-    for op in plan.ops:
+def weights_of(ops: Iterable[Op]) -> Iterator[str]:
+    """Yield the names of the tensors that ops read, some more than once."""
+    for op in ops:
         yield from op.weights
         if op.rope:
             yield from filter(None, (op.rope.freq_factors, op.rope.long_factors))

@@ -13,7 +13,7 @@ from fake_quantize import Rounding
 from tiny import write_tiny
 
 from quantcli.checkpoint import Checkpoint, open_checkpoint
-from quantcli.errors import CheckpointError, UsageError
+from quantcli.errors import CheckpointError, ResourceError, UsageError
 from quantcli.quantize import estimate, verify
 from quantcli.quantize.bpw import bits_to_keep, nominal_bits, resized
 from quantcli.quantize.job import Job, Settings, prepare
@@ -86,13 +86,37 @@ def test_memory_grows_with_threads_and_by_layer_with_hessians_and_tokens(
     source: Checkpoint, job: Job
 ) -> None:
     assert estimate.memory_needed(job, 8) > estimate.memory_needed(job, 1)
-    layered = prepare(source, Settings(Recipe(mix("q4_0")), walk=lambda _: None))  # type: ignore[arg-type, return-value]
-    more = estimate.memory_needed(layered, 1, 1000) - estimate.memory_needed(layered, 1)
-    assert more == 2 * 4 * 1000 * job.hyper.d_model
+
+    def layered(n_tokens: int) -> int:
+        settings = Settings(Recipe(mix("q4_0")), walk=lambda _: None, n_tokens=n_tokens)  # type: ignore[arg-type, return-value]
+        return estimate.memory_needed(prepare(source, settings), 1)
+
     layer = sum(c.n_weights for c in job.choices if c.name.startswith("blk.0."))
     hessians = 2 * 4 * 256**2  # of the widest input
-    base = estimate.memory_needed(job, 1)
-    assert estimate.memory_needed(layered, 1) == base + int(1.3 * 4 * layer) + hessians
+    assert layered(0) == estimate.memory_needed(job, 1) + int(1.3 * 4 * layer) + hessians
+    assert layered(1000) - layered(0) == 2 * 4 * 1000 * (job.hyper.d_model + 256)
+
+
+def test_work_that_does_not_fit_in_memory_is_refused_with_the_numbers(job: Job) -> None:
+    estimate.require_memory(job, 1, 1 << 40)
+    with pytest.raises(ResourceError, match=r"takes about \d+ MB of memory and 1\.00 MB are"):
+        estimate.require_memory(job, 1, 10**6)
+
+
+@pytest.mark.jit
+def test_time_grows_with_tokens_and_shrinks_with_threads(source: Checkpoint, job: Job) -> None:
+    def seconds(n_tokens: int, n_threads: int) -> float:
+        settings = Settings(
+            Recipe(mix("q4_0")),
+            Rounding("hessian"),
+            walk=lambda _: None,  # type: ignore[arg-type, return-value]
+            n_tokens=n_tokens,
+        )
+        return estimate.seconds_needed(prepare(source, settings), n_threads)
+
+    assert 0 < estimate.seconds_needed(job, 1) < 60
+    assert seconds(10**7, 1) > 3 * seconds(10**4, 1)
+    assert seconds(10**7, 8) < seconds(10**7, 1)
 
 
 def test_a_file_that_is_what_was_meant_passes(job: Job, written: Path) -> None:

@@ -19,7 +19,8 @@ from quantcli.plan import Heads, Op, Plan
 from quantcli.quantize import MatrixJob, MatrixResult, Needs
 from quantcli.quantize.awq import Awq, Site, apply, made_scales, site_of
 from quantcli.quantize.gptq import Gptq
-from quantcli.quantize.layers import CalibratedLayer, Walk, groups_of, layers_of
+from quantcli.quantize.groups import groups_of, layers_of
+from quantcli.quantize.layers import CalibratedLayer, Walk
 from quantcli.quantize.plain import QUANTIZER as PLAIN
 from quantcli.runtime.reference import ReferenceExecutor
 from quantcli.runtime.stretch import all_rows

@@ -17,8 +17,9 @@ from quantcli.formats import F32
 from quantcli.plan import Buffer, Plan
 from quantcli.qtensor import QTensor
 from quantcli.quantize import State, Statistics, correction
-from quantcli.quantize.layers import Walk, groups_of, layers_of
-from quantcli.runtime import reference
+from quantcli.quantize.groups import groups_of, layers_of
+from quantcli.quantize.layers import Walk
+from quantcli.runtime import reference, reference_experts
 from quantcli.runtime.stretch import all_rows
 
 pytestmark = pytest.mark.jit
@@ -262,6 +263,71 @@ def test_a_walk_goes_on_from_its_state_with_the_same_bytes(tmp_path: Path) -> No
             assert run(resumed) == after
         with walk() as again:
             assert run(again) == before + after
+
+
+@pytest.mark.parametrize("held_nbytes", [1 << 30, 0])
+@pytest.mark.parametrize("arch", ["qwen3moe", "qwen2moe"])  # the second has shared experts as well
+def test_experts_have_the_statistics_of_what_goes_to_them(
+    arch: str, held_nbytes: int, tmp_path: Path
+) -> None:
+    with opened(tmp_path / "m.gguf", arch=arch, weight_format="f32") as (checkpoint, plan):
+        want = inputs_of_experts(plan, all_weights(checkpoint, plan))
+        stacks = [op.weights[0] for op in plan.ops if op.kind == "expert_linear"]
+        assert sorted(want) == sorted(stacks)
+        seen = []
+        with Walk(
+            checkpoint, plan, CHUNKS, needs="hessian", n_threads=2, held_nbytes=held_nbytes
+        ) as walk:
+            for layer in walk:
+                for group in layer.groups:
+                    found = layer.statistics(group[0])
+                    if found.counts is None:
+                        continue
+                    assert found.hessian is None
+                    seen += group
+                    for name in group:
+                        squares, counts = want[name]
+                        assert found.counts == counts, name
+                        np.testing.assert_allclose(found.importance, squares, rtol=4e-3, atol=1e-6)
+        assert seen == stacks
+
+
+def inputs_of_experts(
+    plan: Plan, weights: dict[str, F32]
+) -> dict[str, tuple[F32, tuple[int, ...]]]:
+    """Return mean squares f32 (n_experts, n_in) and counts of what each expert reads, by NumPy."""
+    executor = reference.ReferenceExecutor(plan, weights.__getitem__, context=64, kv_type="f16")
+    rows: dict[str, list[F32]] = {}
+    experts: dict[str, list[np.ndarray]] = {}
+    n_experts = {}
+    for sequence, chunk in enumerate(CHUNKS):
+        n = len(chunk)
+        step = reference._Step(
+            executor, np.array(chunk), np.arange(n), np.full(n, sequence), np.arange(n)
+        )
+        for index, op in enumerate(plan.ops):
+            step.index = index
+            inputs = [step.values[buffer] for buffer in op.inputs]
+            if op.kind == "expert_linear":
+                routing = next(o.routing for o in plan.ops if o.output == op.inputs[1])
+                assert routing is not None
+                ids = reference_experts.experts_of(inputs[1], routing)
+                x = inputs[0]
+                if len(x) != len(ids):
+                    x = np.repeat(x, routing.n_used, axis=0)
+                rows.setdefault(op.weights[0], []).append(x)
+                experts.setdefault(op.weights[0], []).append(ids)
+                n_experts[op.weights[0]] = routing.n_experts
+            step.values[op.output] = reference._OPS[op.kind](step, op, *inputs)
+    found = {}
+    for name, parts in rows.items():
+        x, ids = np.concatenate(parts), np.concatenate(experts[name])
+        counts = np.bincount(ids, minlength=n_experts[name])
+        means = np.ones((n_experts[name], x.shape[1]), np.float32)
+        for expert in np.flatnonzero(counts).tolist():
+            means[expert] = np.square(x[ids == expert]).mean(axis=0)
+        found[name] = (means, tuple(counts.tolist()))
+    return found
 
 
 def test_progress_counts_tokens(tmp_path: Path) -> None:

@@ -97,7 +97,9 @@ def test_experts_that_saw_nothing_count_evenly_and_are_reported() -> None:
     np.testing.assert_array_equal(experts.means[1], np.ones(64))
     np.testing.assert_allclose(experts.means[0], experts.sums[0] / 9, rtol=1e-6)
     assert found.unseen() == {"blk.1.ffn_down_exps.weight": (1, 3)}
-    assert list(found.statistics()) == ["blk.0.attn_q.weight"]
+    stack = found.statistics()["blk.1.ffn_down_exps.weight"]
+    assert stack.counts == (9, 0, 4)
+    np.testing.assert_array_equal(stack.importance, experts.means)
     assert found.statistics()["blk.0.attn_q.weight"].n_tokens == 7
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import shutil
+import tracemalloc
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from quantcli.errors import (
 )
 from quantcli.formats import get
 from quantcli.quantize import Statistics
+from quantcli.quantize import slabs as slabs_module
 from quantcli.quantize.job import Job, Settings, fingerprint, prepare
 from quantcli.quantize.mixes import mix
 from quantcli.quantize.pipeline import run
@@ -299,3 +302,21 @@ def test_reading_stops_with_the_run(source: Path, tmp_path: Path) -> None:
         run(work, tmp_path / "out.gguf", n_threads=4, progress=stop_after(3))
     checkpoint: Checkpoint = work.checkpoint
     checkpoint.close()
+
+
+def test_memory_holds_slabs_not_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_tiny(tmp_path / "m.gguf", "llama", weight_format="f16", d_model=1024, d_ff=4096)
+    quantizer = Rounding()
+    monkeypatch.setattr(quantizer, "jobs", deque(maxlen=1))  # or it would keep all weights
+    work = job(path, quantizer=quantizer, recipe=Recipe(mix("q4_0"), pure=True))
+    largest = 4 * max(c.n_weights for c in work.choices)
+    monkeypatch.setattr(slabs_module, "SLAB_WEIGHTS", 1 << 15)
+    monkeypatch.setattr(slabs_module.slabs, "__defaults__", (1 << 15,))
+    tracemalloc.start()
+    try:
+        run(work, tmp_path / "out.gguf", n_threads=2)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert largest >= 16 << 20
+    assert peak < largest / 3
