@@ -16,6 +16,8 @@ class Setup:
     threads: int
     llama_bench: Path | None = None
     llama_bench_avx2: Path | None = None
+    llama_server: Path | None = None
+    llama_batched_bench: Path | None = None
 
 
 def parts(setup: Setup) -> list[Part]:
@@ -39,6 +41,7 @@ def parts(setup: Setup) -> list[Part]:
         found.append(part("threads", "threads", words))
         words = ("quantcli", "bench", str(first), "--kv-type", "f16,q8_0", "-d", "4096", "-r", "3")
         found.append(part("kv", "kv", (*words, *threads)))
+        found += _serving(setup, first, threads)
         found.append(part("drafts", "drafts", ("scripts/bench_speculation", str(first), *threads)))
         found.append(part("pages", "pages", ("scripts/bench_kv_paging",)))
         found.append(part("start", "start", ("scripts/bench_start", str(first), *threads)))
@@ -48,6 +51,19 @@ def parts(setup: Setup) -> list[Part]:
         words = ("scripts/kernel_report", str(model), *threads)
         found.append(part(f"kernels-{model.stem}", "kernels", words))
     return found
+
+
+def _serving(setup: Setup, model: Path, threads: tuple[str, ...]) -> list[Part]:
+    """Return the parts that measure the server, next to llama.cpp's where it is given."""
+    words = ["scripts/bench_serving", str(model)]
+    if setup.llama_server is not None:
+        words += ["--llama-server", str(setup.llama_server)]
+    if setup.llama_batched_bench is not None:
+        words += ["--llama-batched-bench", str(setup.llama_batched_bench)]
+    return [
+        part(f"serving-{model.stem}", "serving", (*words, *threads)),
+        part("serving-billion", "serving", (*words, *threads, "--billion")),
+    ]
 
 
 def _powers(most: int) -> list[int]:

@@ -10,7 +10,6 @@ import numpy as np
 
 from quantcli import formats
 from quantcli.checkpoint.home import require_space, write_errors
-from quantcli.errors import UsageError
 from quantcli.formats import BlockFormat
 
 _SCALES = ("d", "dmin", "m")  # the fields of blocks that are floats
@@ -18,6 +17,7 @@ _SCALES = ("d", "dmin", "m")  # the fields of blocks that are floats
 # Bytes of four ternary codes: the fourth value that two bits have is not one of them.
 _TERNARY = np.array([b for b in range(256) if all(b >> s & 3 < 3 for s in (0, 2, 4, 6))], np.uint8)
 _FREE = {"tq2_0": {"qs": _TERNARY}}  # fields whose bytes are not just anything
+_STEPS = {"mxfp4": "e", "nvfp4": "scales"}  # fields of bytes that stand for floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +88,12 @@ def write_random_model(
     title: str = "random weights",
     weight_format: str = "q4_0",
     embedding_format: str = "q8_0",
+    same_layers: bool = False,
 ) -> Path:
     """Write a GGUF file of random weights without a vocabulary, and return its path.
 
-    arch   the architecture's name; one without biases and without norms of heads
+    arch          the architecture's name; one without biases and without norms of heads
+    same_layers   make each shape's weights once, which is much faster and takes less memory
 
     The same arguments give the same bytes. Raises ResourceError if the disk is too small.
     """
@@ -101,6 +103,7 @@ def write_random_model(
     nbytes = sum(chosen[name].row_nbytes(s[-1]) * prod(s[:-1]) for name, s in _items(shape))
     require_space(path.parent, nbytes, "a model of random weights")
     random = np.random.default_rng(0)
+    made: dict[tuple[str, tuple[int, ...]], np.ndarray] = {}
     with write_errors(path.parent, path):
         writer = GGUFWriter(path, arch)
         writer.add_string("general.name", title)
@@ -113,7 +116,11 @@ def write_random_model(
             if len(s) == 1:
                 writer.add_tensor(name, np.ones(s, np.float32))
                 continue
-            data = random_rows(fmt, s, random)
+            data = made.get((fmt.name, s))
+            if data is None:
+                data = random_rows(fmt, s, random)
+            if same_layers:
+                made[fmt.name, s] = data
             writer.add_tensor(name, data, raw_dtype=_gguf_type(fmt))
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -122,22 +129,15 @@ def write_random_model(
     return path
 
 
-def can_be_random(fmt: BlockFormat) -> bool:
-    """Return whether blocks have scales that are floats, or none."""
-    return fmt.weights_per_block == 1 or any(f in _SCALES for f in fmt.block.names or ())
-
-
 def random_rows(
     fmt: BlockFormat, shape: tuple[int, ...], random: np.random.Generator
 ) -> np.ndarray:
     """Return rows of random codes with scales that keep sums near 1: u8 (n_out, row bytes).
 
     The weights' root mean square is 1 / sqrt(n_in), as in a network that was just initialised.
-    Raises UsageError for a format whose scales are no floats of their own.
+    In mxfp4 and nvfp4 it is as near as one scale for all gets.
     """
     n_out, n_in = shape
-    if not can_be_random(fmt):
-        raise UsageError(f"random weights cannot be made in {fmt.name}; take another format.")
     fmt.row_nbytes(n_in)  # refuses a row that is not whole blocks
     if fmt.weights_per_block == 1:
         weights = random.standard_normal((n_out * n_in, 1), np.float32) / np.float32(sqrt(n_in))
@@ -147,10 +147,37 @@ def random_rows(
     blocks = np.frombuffer(random.bytes(n_blocks * fmt.block_nbytes), fmt.block).copy()
     for field, valid in _FREE.get(fmt.name, {}).items():
         blocks[field] = valid[random.integers(0, len(valid), blocks[field].shape)]
-    scales = _scales(fmt, blocks[:256].copy(), 1 / sqrt(n_in))
-    for field, value in scales.items():
-        blocks[field] = value
+    _set_scales(fmt, blocks, 1 / sqrt(n_in))
     return blocks.view(np.uint8).reshape(n_out, -1)
+
+
+def _set_scales(fmt: BlockFormat, blocks: np.ndarray, rms: float) -> None:
+    """Set what scales blocks, so that weights have this root mean square."""
+    sample = blocks[:256].copy()
+    if fmt.name in _STEPS:
+        blocks[_STEPS[fmt.name]] = _nearest_step(fmt, sample, rms)
+    elif fmt.name == "iq1_m":  # an f16 in four parts
+        sample["scales"] = _with_f16(sample["scales"], 1.0)
+        blocks["scales"] = _with_f16(blocks["scales"], rms / float(np.std(fmt.decode(sample))))
+    else:
+        for field, value in _scales(fmt, sample, rms).items():
+            blocks[field] = value
+
+
+def _nearest_step(fmt: BlockFormat, sample: np.ndarray, rms: float) -> int:
+    """Return the byte below 127 with which weights come nearest to a root mean square."""
+    found = []
+    for byte in range(127):
+        sample[_STEPS[fmt.name]] = byte
+        found.append(float(np.std(fmt.decode(sample), dtype=np.float64)))
+    return int(np.argmin(np.abs(np.array(found) - rms)))
+
+
+def _with_f16(scales: np.ndarray, value: float) -> np.ndarray:
+    """Return iq1_m's scales, u16 (n_blocks, 4), with a main scale in their top bits."""
+    bits = int(np.float16(value).view(np.uint16))
+    parts = np.array([(bits >> 4 * c & 15) << 12 for c in range(4)], np.uint16)
+    return scales & np.uint16(0xFFF) | parts
 
 
 def _scales(fmt: BlockFormat, blocks: np.ndarray, rms: float) -> dict[str, float]:

@@ -75,7 +75,7 @@ class Session:
             for note in checkpoint.notes:
                 self._status.warn(note)
             self._path = self._write.output or self._default_output(checkpoint)
-            self._check_paths(checkpoint)
+            self._check_place(lambda: self._check_paths(checkpoint))
             self._check_source(checkpoint)
             self._worker = stack.enter_context(Worker())
             chosen = method(
@@ -89,7 +89,8 @@ class Session:
             )
             for line in chosen.remarks:
                 self._status.warn(line)
-            require_room(self._path, self._set_up(checkpoint, chosen.settings))
+            nbytes = self._set_up(checkpoint, chosen.settings)
+            self._check_place(lambda: require_room(self._path, nbytes))
             self._stack = stack.pop_all()
         return self
 
@@ -254,6 +255,15 @@ class Session:
         """Print what was done."""
         assert self._report is not None
         view.show_report(self._report, as_json=as_json)
+
+    def _check_place(self, check: Callable[[], None]) -> None:
+        """Refuse a place that cannot take the output; a dry run only says so."""
+        try:
+            check()
+        except QuantcliError as error:
+            if not self._write.dry_run:
+                raise
+            self._status.warn(f"the run itself would be refused: {error}")
 
     def _check_paths(self, checkpoint: Checkpoint) -> None:
         write = self._write

@@ -40,11 +40,36 @@ class ServeEngineOptions(SpeculationOptions):
             help="Keep prompts in the cache for others that begin the same.",
         ),
     ] = True
+    target_itl: Annotated[
+        float,
+        Option(
+            "--target-itl",
+            min=1,
+            max=60_000,
+            metavar="MS",
+            help="Inter-token latency that reading others' prompts should not exceed, in ms.",
+        ),
+    ] = 200.0
+    overcommit: Annotated[
+        float,
+        Option(
+            "--overcommit",
+            min=1,
+            max=100,
+            metavar="X",
+            help="Times the cache to promise to answers. Above 1 more run at once; some may be "
+            "computed again.",
+        ),
+    ] = 1.0
 
     def engine_options(self, max_jobs: int | None = None) -> "EngineOptions":
         """Return the engine's options."""
-        options = super(ServeEngineOptions, self).engine_options(max_jobs)
-        return replace(options, prefix_caching=self.prefix_caching)
+        return replace(
+            super(ServeEngineOptions, self).engine_options(max_jobs),
+            prefix_caching=self.prefix_caching,
+            target_s=self.target_itl / 1000,
+            overcommit=self.overcommit,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from quantcli.errors import UnknownName
+from quantcli.errors import UnknownName, UsageError
 
 if TYPE_CHECKING:
     from quantcli.checkpoint import Checkpoint
@@ -50,18 +50,33 @@ class SpeculationOptions:
     draft_max: Annotated[
         int, Option("--draft-max", min=1, max=64, metavar="N", help="Most tokens of a draft.")
     ] = 8
+    draft_sampling: Annotated[
+        bool,
+        Option(
+            "--draft-sampling",
+            help="The draft model draws its tokens, not the likeliest: more are right, but the "
+            "answer is another one than without drafts, as likely.",
+        ),
+    ] = False
 
     def checked(self) -> "SpeculationOptions":
         """Return these options after checking their names."""
         if self.spec not in SPECULATIONS:
             raise UnknownName("speculation", self.spec, SPECULATIONS)
+        if self.draft_sampling and self.draft is None:
+            raise UsageError("--draft-sampling is for a draft model; give one with --draft.")
         return self
 
     def engine_options(self, max_jobs: int | None = None) -> "EngineOptions":
         """Return the engine's options."""
         from quantcli.engine.options import EngineOptions
 
-        return EngineOptions(spec=self.spec, max_draft=self.draft_max, max_jobs=max_jobs)
+        return EngineOptions(
+            spec=self.spec,
+            max_draft=self.draft_max,
+            draft_sampling=self.draft_sampling,
+            max_jobs=max_jobs,
+        )
 
 
 @dataclass

@@ -13,12 +13,21 @@ from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
 from quantcli.errors import CheckpointError, QuantcliError, UsageError
-from quantcli.text.masking import Markers, Mask, Message, texts_in
+from quantcli.text.chat_messages import (
+    as_parts,
+    as_text,
+    before_final,
+    checked,
+    to_go_on,
+    without_system,
+)
+from quantcli.text.masking import MESSAGE, NAMES, Markers, Mask, Message, Shape, texts_in
 from quantcli.text.tokenizer import Tokenizer, whole_characters
 from quantcli.text.vocabulary import PREFIX, TOKENS, Metadata
 
 if TYPE_CHECKING:
     from jinja2 import Template
+    from jinja2.nodes import Node
 
     from quantcli.text.chat_budget import Budget
     from quantcli.text.chat_sandbox import BoundedEnvironment
@@ -32,20 +41,30 @@ TOKEN_KEYS = (
     ("unk_token", "unknown_token_id"),
     ("pad_token", "padding_token_id"),
 )
+_SELECTING = ("reject", "rejectattr", "select", "selectattr")
 PROBE = "quartz7vex"  # a text that no template has of its own
 
 
 class ChatTemplate:
     """A model's chat template.
 
-    source   the program
-    tokens   the spellings that it may print, by name, such as "bos_token"
+    source     the program
+    tokens     the spellings that it may print, by name, such as "bos_token"
+    defaults   further names that it may use, unless a conversation comes with its own
+    for_tools  the template for conversations with tools, if that is another
 
     It is compiled when first used. Rendering may raise CheckpointError if the template is broken or
     does too much work, and UsageError if it refuses the conversation.
     """
 
-    def __init__(self, source: str, tokens: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        source: str,
+        tokens: Mapping[str, str] | None = None,
+        *,
+        defaults: Mapping[str, object] | None = None,
+        for_tools: str | None = None,
+    ) -> None:
         """Wrap a template; raise CheckpointError if it is too long."""
         if len(source) > MAX_CHARACTERS:
             raise CheckpointError(
@@ -54,40 +73,79 @@ class ChatTemplate:
             )
         self.source = source
         self.tokens = dict(tokens or {})
+        self.defaults = dict(defaults or {})
+        self.for_tools: ChatTemplate | None = None
+        if for_tools is not None:
+            self.for_tools = ChatTemplate(for_tools, tokens, defaults=defaults)
 
     @classmethod
     def from_metadata(cls, metadata: Metadata) -> ChatTemplate | None:
-        """Return the template of a file, or None if it has none."""
-        source = metadata.get(KEY)
+        """Return the template of a file, or None if it has none.
+
+        Where there are several, that is the default one, with that for tools beside it.
+        """
+        source = _source(metadata, KEY)
         if source is None:
             return None
-        if not isinstance(source, str):
-            raise CheckpointError(f"{KEY} is no text; it should be a Jinja2 template.")
-        tokens = metadata.get(TOKENS)
-        texts = cast("Sequence[str]", tokens if isinstance(tokens, Sequence) else ())
-        ids = ((name, metadata.get(PREFIX + key)) for name, key in TOKEN_KEYS)
-        return cls(
-            source,
-            {name: texts[i] for name, i in ids if isinstance(i, int) and 0 <= i < len(texts)},
-        )
+        return cls(source, spellings(metadata), for_tools=_source(metadata, f"{KEY}.tool_use"))
 
     def render(
-        self, messages: Iterable[Message], *, add_generation_prompt: bool = True, **extra: object
+        self,
+        messages: Iterable[Message],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **extra: object,
     ) -> str:
         """Return the text of a conversation. What it holds is trusted: see encode_chat.
 
-        messages   dicts with a role and content: text, or parts {"type": "text", "text": ...};
-                   other keys are passed on
-        extra      further names that the template may use, such as tools
+        messages                 dicts with a role and content: text, or parts
+                                 {"type": "text", "text": ...}; other keys are passed on
+        continue_final_message   end in the text of the last message, an assistant's, to go on with
+        extra                    further names that the template may use, such as tools
 
         Parts become one text, and a text becomes parts, if the template knows only the other. A
         system message goes before the first user's if the template knows none.
         """
-        prepared = self._prepared(checked(messages))
-        budget = self._budget({"messages": prepared, **extra})
-        return self._rendered(
-            prepared, budget, add_generation_prompt=add_generation_prompt, **extra
-        )
+        template = self.suited(extra)
+        prepared = template.prepared(messages, continue_final_message=continue_final_message)
+        names = {"add_generation_prompt": add_generation_prompt, **template.defaults, **extra}
+        return template.text_of(prepared, names, continue_final_message=continue_final_message)
+
+    def suited(self, extra: Mapping[str, object]) -> ChatTemplate:
+        """Return the template for a conversation that has these further names."""
+        return self.for_tools if self.for_tools is not None and extra.get("tools") else self
+
+    def prepared(
+        self, messages: Iterable[Message], *, continue_final_message: bool = False
+    ) -> list[Message]:
+        """Return messages in the form that the template knows; see render for what is raised."""
+        messages = checked(messages)
+        if continue_final_message:
+            messages = to_go_on(messages)
+        lists = any(isinstance(message.get("content"), list) for message in messages)
+        if lists and not self.takes_parts:
+            messages = [as_text(message) for message in messages]
+        elif not self.takes_text and self.takes_parts:
+            messages = [as_parts(message) for message in messages]
+        if messages[0]["role"] == "system" and len(messages) > 1 and not self.takes_system:
+            messages = without_system(messages)
+        return messages
+
+    def text_of(
+        self,
+        prepared: list[Message],
+        names: Mapping[str, object],
+        *,
+        continue_final_message: bool = False,
+    ) -> str:
+        """Return the text of messages that `prepared` returned, with all further names."""
+        names = {**names, "continue_final_message": continue_final_message}
+        if continue_final_message:
+            names["add_generation_prompt"] = False
+        budget = self._budget({"messages": prepared, **names})
+        text = self._rendered(prepared, budget, **names)
+        return before_final(text) if continue_final_message else text
 
     @cached_property
     def literals(self) -> Collection[str]:
@@ -96,9 +154,23 @@ class ChatTemplate:
 
         _ = self._compiled  # so that errors are told in one place
         tree = self._environment.parse(self.source)
-        constants = [node.value for node in tree.find_all(nodes.Const)]
         names = [node.attr for node in tree.find_all(nodes.Getattr)]
-        return frozenset(text for text in (*constants, *names) if isinstance(text, str) and text)
+        return frozenset(names) | _constants(tree)
+
+    @cached_property
+    def compared(self) -> Collection[str]:
+        """Those of the literals that may be compared with a text: also items of lists and keys."""
+        from jinja2 import nodes
+
+        kinds = (nodes.Compare, nodes.Test, nodes.Literal, nodes.Filter)
+        places = self._environment.parse(self.source).find_all(kinds)
+        found = [
+            _constants(place)
+            for place in places
+            if not isinstance(place, nodes.Const | nodes.TemplateData)
+            and (not isinstance(place, nodes.Filter) or place.name in _SELECTING)
+        ]
+        return frozenset().union(*found)
 
     # What the template can do with its input, found out by trying.
 
@@ -123,7 +195,7 @@ class ChatTemplate:
             {"role": "user", "content": "Hello"},
         ]
         if not self.takes_text:
-            messages = [_as_parts(message) for message in messages]
+            messages = [as_parts(message) for message in messages]
         return PROBE in self._tried(messages)
 
     def _tried(self, messages: list[Message]) -> str:
@@ -134,17 +206,6 @@ class ChatTemplate:
             if budget.is_spent:
                 raise
             return ""
-
-    def _prepared(self, messages: list[Message]) -> list[Message]:
-        """Return messages in the form that the template knows."""
-        lists = any(isinstance(message.get("content"), list) for message in messages)
-        if lists and not self.takes_parts:
-            messages = [_as_text(message) for message in messages]
-        elif not self.takes_text and self.takes_parts:
-            messages = [_as_parts(message) for message in messages]
-        if messages[0]["role"] == "system" and len(messages) > 1 and not self.takes_system:
-            messages = _without_system(messages)
-        return messages
 
     @cached_property
     def _environment(self) -> BoundedEnvironment:
@@ -192,6 +253,7 @@ def encode_chat(
     messages: Iterable[Message],
     *,
     add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
     **extra: object,
 ) -> list[int]:
     """Return the ids of a conversation, in which only the template makes control tokens.
@@ -199,17 +261,26 @@ def encode_chat(
     Parameters as of ChatTemplate.render, which says what is raised. BOS is added if the model wants
     it and the template does not print it.
     """
-    messages = checked(messages)
-    markers = Markers(tuple(tokenizer.control_texts), template.literals)
-    mask = Mask(markers, [messages, extra])
+    template = template.suited(extra)
+
+    def rendered(prepared: list[Message], names: Mapping[str, object]) -> str:
+        text = template.text_of(prepared, names, continue_final_message=continue_final_message)
+        return whole_characters(text)
+
     try:
-        hidden = mask.hide_messages(messages)
-        hidden_extra = {name: mask.hide(value) for name, value in extra.items()}
-        text = template.render(hidden, add_generation_prompt=add_generation_prompt, **hidden_extra)
-        pieces = _revealed(tokenizer, text, mask)
+        prepared = template.prepared(messages, continue_final_message=continue_final_message)
+        names = {"add_generation_prompt": add_generation_prompt, **template.defaults, **extra}
+        texts = tuple(tokenizer.control_texts)
+        markers = Markers(texts, template.literals, template.compared)
+        mask = Mask(markers, [prepared, names])
+        hidden = cast("list[Message]", mask.hide(prepared, MESSAGE))
+        hidden_names = {
+            name: mask.hide(value, NAMES.get(name, Shape())) for name, value in names.items()
+        }
+        pieces = _revealed(tokenizer, rendered(hidden, hidden_names), mask)
         if not mask.is_empty and mask.is_ordinary:
-            text = template.render(messages, add_generation_prompt=add_generation_prompt, **extra)
-            pieces = _closer(pieces, list(tokenizer.split_control(whole_characters(text))))
+            plain = tokenizer.split_control(rendered(prepared, names))
+            pieces = _closer(pieces, list(plain))
     except RecursionError as error:
         raise UsageError("the messages are nested too deeply.") from error
     return tokenizer.with_bos(tokenizer.encode_pieces(pieces))
@@ -220,7 +291,7 @@ Pieces = list[str | int]
 
 def _revealed(tokenizer: Tokenizer, text: str, mask: Mask) -> Pieces:
     """Return the control tokens in a masked text, and the text between them unmasked."""
-    pieces = tokenizer.split_control(whole_characters(text))
+    pieces = tokenizer.split_control(text)
     return [piece if isinstance(piece, int) else mask.reveal(piece) for piece in pieces]
 
 
@@ -234,63 +305,28 @@ def _closer(masked: Pieces, plain: Pieces) -> Pieces:
     return plain if tokens == [piece for piece in plain if isinstance(piece, int)] else masked
 
 
-def checked(messages: Iterable[Message]) -> list[Message]:
-    """Return messages as a list; raise UsageError if they are not what a template can take."""
-    messages = list(messages)
-    if not messages:
-        raise UsageError("there are no messages. Give at least one.")
-    for number, message in enumerate(messages, 1):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise UsageError(f"message {number} has no role. Give it a role and content.")
-        content = message.get("content")
-        if content is not None and not isinstance(content, str | list):
-            raise UsageError(
-                f"the content of message {number} is {type(content).__name__}; it should be text "
-                "or a list of parts."
-            )
-        for part in content if isinstance(content, list) else ():
-            is_text = isinstance(part, Mapping) and part.get("type") == "text"
-            if not is_text or not isinstance(part.get("text"), str):
-                raise UsageError(
-                    f"message {number} has a part that is not text; only "
-                    '{"type": "text", "text": "..."} is supported.'
-                )
-    return messages
+def _constants(node: Node) -> frozenset[str]:
+    """Return the texts that stand in a part of a program."""
+    from jinja2 import nodes
+
+    values = [constant.value for constant in node.find_all(nodes.Const)]
+    return frozenset(value for value in values if isinstance(value, str) and value)
 
 
-def _as_text(message: Message) -> Message:
-    content = message.get("content")
-    if not isinstance(content, list):
-        return message
-    return {**message, "content": "\n".join(part["text"] for part in content)}
+def spellings(metadata: Metadata) -> dict[str, str]:
+    """Return the spellings of special tokens by the names that templates have for them."""
+    tokens = metadata.get(TOKENS)
+    texts = cast("Sequence[str]", tokens if isinstance(tokens, Sequence) else ())
+    ids = ((name, metadata.get(PREFIX + key)) for name, key in TOKEN_KEYS)
+    return {name: texts[i] for name, i in ids if isinstance(i, int) and 0 <= i < len(texts)}
 
 
-def _as_parts(message: Message) -> Message:
-    content = message.get("content")
-    if not isinstance(content, str):
-        return message
-    return {**message, "content": [{"type": "text", "text": content}]}
-
-
-def _without_system(messages: list[Message]) -> list[Message]:
-    """Return messages with the system's text at the head of the first user's."""
-    system, *rest = messages
-    for i, message in enumerate(rest):
-        if message["role"] == "user":
-            first, second = system.get("content"), message.get("content")
-            if isinstance(first, str) and isinstance(second, str):
-                content: object = first + "\n\n" + second
-            else:
-                content = [*_parts(first), {"type": "text", "text": "\n\n"}, *_parts(second)]
-            rest[i] = {**message, "content": content}
-            return rest
-    return messages
-
-
-def _parts(content: object) -> list[object]:
-    if isinstance(content, list):
-        return content
-    return [{"type": "text", "text": content}] if isinstance(content, str) else []
+def _source(metadata: Metadata, key: str) -> str | None:
+    """Return a template of a file."""
+    source = metadata.get(key)
+    if source is not None and not isinstance(source, str):
+        raise CheckpointError(f"{key} is no text; it should be a Jinja2 template.")
+    return source
 
 
 def _failures() -> tuple[type[Exception], ...]:

@@ -11,15 +11,18 @@ else in the conversation. Which ones:
 - the first character of a text that could be the middle or the end of a control token.
 
 Left alone are spellings that the template looks for and that no control token shares, such as
-</think>, and the usual roles, of which templates make markers. What was replaced is put back after
-control tokens were found, so that ordinary text is tokenized as if nothing had happened.
+</think>, and the words of the protocol at their places: keys of messages, the types of parts, the
+usual roles, of which templates make markers. A user cannot choose how those are spelled. What was
+replaced is put back after control tokens were found, so that ordinary text is tokenized as if
+nothing had happened.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from quantcli.errors import UsageError
 from quantcli.text.tokenizer import whole_characters
@@ -48,12 +51,73 @@ _END = "\0"  # between markers, where all are searched at once
 Message = Mapping[str, object]
 
 
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What of a value is protocol rather than a user's text.
+
+    words   texts that are left as they are
+    keys    keys that are left as they are, and the shapes of their values
+    rest    the shape of what lies under other keys; None if all of it is a user's
+
+    A list has the shape of its items.
+    """
+
+    words: frozenset[str] = frozenset()
+    keys: dict[str, Shape] = field(default_factory=dict)
+    rest: Shape | None = None
+
+
+def _keys(names: str, **shapes: Shape) -> dict[str, Shape]:
+    return {name: _FREE for name in names.split()} | shapes
+
+
+_FREE = Shape()
+_TYPE = Shape(words=frozenset({"function", "text"}))
+_TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
+_PART = Shape(keys=_keys("text", type=_TYPE))
+_SCHEMA = Shape(
+    keys=_keys(
+        "$ref additionalProperties default description enum examples format maximum minimum "
+        "pattern required strict title",
+        type=Shape(
+            words=frozenset(["array", "boolean", "integer", "null", "number", "object", "string"])
+        ),
+    )
+)
+_SCHEMA.keys.update(dict.fromkeys(("allOf", "anyOf", "items", "oneOf", "return"), _SCHEMA))
+_SCHEMA.keys.update(dict.fromkeys(("$defs", "definitions", "properties"), Shape(rest=_SCHEMA)))
+_FUNCTION = Shape(
+    keys=_keys("arguments description name response strict", parameters=_SCHEMA, returns=_SCHEMA)
+)
+_CALL = Shape(keys=_FUNCTION.keys | _keys("id index", type=_TYPE, function=_FUNCTION))
+# Of a message, and of what else a template is given. Source: OpenAI's and Hugging Face's formats.
+MESSAGE = Shape(
+    keys=_keys(
+        "name reasoning reasoning_content refusal thinking tool_call_id",
+        role=Shape(words=ROLES),
+        content=_PART,
+        tool_calls=_CALL,
+    )
+)
+NAMES = {
+    "tools": _CALL,
+    "documents": Shape(keys=_keys("content contents id text title url", type=_TYPE)),
+}
+
+
 class Markers:
     """The spellings that no text of a user may turn into, and what leads to one."""
 
-    def __init__(self, texts: Collection[str], literals: Collection[str]) -> None:
-        """Prepare for the spellings of control tokens and the texts that stand in a template."""
+    def __init__(
+        self, texts: Collection[str], literals: Collection[str], compared: Collection[str] = ()
+    ) -> None:
+        """Prepare for the spellings of control tokens, and for what a template's program has.
+
+        literals   the texts and names that stand in it
+        compared   those of them that it compares texts with
+        """
         self.literals = literals
+        self.compared = compared
         self._texts = frozenset(texts)
         self.joined = _END + _END.join(texts) + _END
         self._longest = max(map(len, texts), default=0)
@@ -63,7 +127,7 @@ class Markers:
 
     def continues(self, text: str) -> bool:
         """Return whether a text is the middle, or starts with the end, of a marker."""
-        if not text or text in self.literals:
+        if not text:
             return False
         if len(text) <= self._longest and text in self.joined:
             return True
@@ -118,24 +182,21 @@ class Mask:
         """Whether there was nothing to hide."""
         return not self._stand_ins
 
-    def hide_messages(self, messages: Iterable[Message]) -> list[Message]:
-        """Return a copy of messages with their texts hidden, but for the usual roles."""
-        return [
-            {
-                self._hide_key(key): value if key == "role" and value in ROLES else self.hide(value)
-                for key, value in message.items()
-            }
-            for message in messages
-        ]
-
-    def hide(self, value: object) -> object:
-        """Return a copy of a value of JSON with its texts hidden."""
+    def hide(self, value: object, shape: Shape = _FREE) -> object:
+        """Return a copy of a value of JSON with its texts hidden, but for those of the protocol."""
         if isinstance(value, str):
-            return self._hide_text(value)
+            if value in shape.words:
+                return value
+            return self._hide_text(value, self._markers.compared)
         if isinstance(value, Mapping):
-            return {self._hide_key(key): self.hide(item) for key, item in value.items()}
+            return {
+                key if key in shape.keys else self._hide_key(key): self.hide(
+                    item, shape.keys.get(key) or shape.rest or _FREE
+                )
+                for key, item in value.items()
+            }
         if isinstance(value, list | tuple):
-            return [self.hide(item) for item in value]
+            return [self.hide(item, shape) for item in value]
         return value
 
     def reveal(self, text: str) -> str:
@@ -149,12 +210,14 @@ class Mask:
         return text.translate({ord(stand_in): text for stand_in, text in originals.items()})
 
     def _hide_key(self, key: str) -> str:
-        return self._hide_text(key) if isinstance(key, str) else key
+        return self._hide_text(key, self._markers.literals) if isinstance(key, str) else key
 
-    def _hide_text(self, text: str) -> str:
+    def _hide_text(self, text: str, looked_for: Collection[str]) -> str:
+        """Return a text hidden; one that is looked for may stay the middle of a marker."""
         text = whole_characters(text)
         start = len(text) - len(text.lstrip())
-        continues = self._markers.continues(text[start:].rstrip())
+        inner = text[start:].rstrip()
+        continues = inner not in looked_for and self._markers.continues(inner)
         if self._markers.beginning is not None:
             text = self._markers.beginning.sub(self._replaced, text)
         if continues and text[start] not in self._stand_ins.values():

@@ -15,11 +15,10 @@ from quantcli.checkpoint import open_checkpoint
 from quantcli.checkpoint.random_model import (
     SMOLLM2_135M,
     Shape,
-    can_be_random,
     random_rows,
     write_random_model,
 )
-from quantcli.errors import ResourceError, ShapeError, UsageError
+from quantcli.errors import ResourceError, ShapeError
 from quantcli.formats import BlockFormat
 from quantcli.kernels import matmul
 from quantcli.runtime.model import Batch, Model
@@ -35,8 +34,9 @@ SMALL = Shape(
     context=64,
 )
 RUN = [formats.get(name) for name in matmul.names()]
-EVERY = [pytest.param(fmt, id=fmt.name) for fmt in RUN if can_be_random(fmt)]
-OTHERS = [pytest.param(fmt, id=fmt.name) for fmt in RUN if not can_be_random(fmt)]
+EVERY = [pytest.param(fmt, id=fmt.name) for fmt in RUN]
+# Powers of two, and steps of an eighth at the least: the nearest scale can be this far off.
+COARSE = {"mxfp4": 0.42, "nvfp4": 0.07}
 
 
 @pytest.mark.parametrize("fmt", EVERY)
@@ -45,14 +45,8 @@ def test_weights_have_mean_0_and_the_scale_of_a_new_network(fmt: BlockFormat) ->
     assert data.shape == (64, fmt.row_nbytes(512))
     weights = gguf.dequantize(data, gguf.GGMLQuantizationType(fmt.ggml_id))
     assert np.isfinite(weights).all()
-    assert weights.std() == pytest.approx(1 / sqrt(512), rel=0.05)
+    assert weights.std() == pytest.approx(1 / sqrt(512), rel=COARSE.get(fmt.name, 0.05))
     assert abs(weights.mean()) < 0.3 / sqrt(512)
-
-
-@pytest.mark.parametrize("fmt", OTHERS)
-def test_a_format_without_scales_of_its_own_is_refused(fmt: BlockFormat) -> None:
-    with pytest.raises(UsageError, match=f"random weights cannot be made in {fmt.name}"):
-        random_rows(fmt, (64, 512), np.random.default_rng(1))
 
 
 def test_a_row_that_is_not_whole_blocks_is_refused() -> None:
@@ -78,6 +72,14 @@ def test_a_model_opens_runs_and_says_something(tmp_path: Path, weight_format: st
 def test_the_same_arguments_give_the_same_bytes(tmp_path: Path) -> None:
     first = write_random_model(tmp_path / "a.gguf", SMALL, arch="llama").read_bytes()
     assert first == write_random_model(tmp_path / "b.gguf", SMALL, arch="llama").read_bytes()
+
+
+def test_layers_are_the_same_where_that_is_asked_for(tmp_path: Path) -> None:
+    path = write_random_model(tmp_path / "m.gguf", SMALL, arch="llama", same_layers=True)
+    tensors = {tensor.name: tensor.data for tensor in gguf.GGUFReader(path).tensors}
+    assert np.array_equal(tensors["blk.0.attn_q.weight"], tensors["blk.1.attn_q.weight"])
+    assert np.array_equal(tensors["blk.0.ffn_up.weight"], tensors["blk.1.ffn_gate.weight"])
+    assert not np.array_equal(tensors["blk.0.attn_q.weight"][:8], tensors["token_embd.weight"][:8])
 
 
 def test_smollm2s_shape_has_its_number_of_weights() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from quantcli.cli.constraint import ConstraintOptions
+from quantcli.cli.serve import ServeEngineOptions
 from quantcli.cli.speculation import SPECULATIONS, SpeculationOptions
 from quantcli.engine import options
 from quantcli.engine.request import GrammarSpec
@@ -53,3 +54,14 @@ def test_drafting_is_chosen_by_name() -> None:
     assert (chosen.spec, chosen.max_draft, chosen.max_jobs) == ("ngram", 5, 3)
     with pytest.raises(UnknownName, match="unknown speculation 'ngrams'"):
         SpeculationOptions(spec="ngrams").checked()
+    with pytest.raises(UsageError, match="give one with --draft"):
+        SpeculationOptions(draft_sampling=True).checked()
+    drawn = SpeculationOptions(draft="small.gguf", draft_sampling=True).checked()
+    assert drawn.engine_options().draft_sampling
+
+
+def test_how_answers_share_the_engine_is_an_option_of_serving() -> None:
+    chosen = ServeEngineOptions(prefix_caching=False, target_itl=50, overcommit=2).engine_options(3)
+    assert (chosen.prefix_caching, chosen.target_s, chosen.overcommit) == (False, 0.05, 2)
+    assert chosen.max_jobs == 3
+    assert ServeEngineOptions().engine_options() == options.EngineOptions()

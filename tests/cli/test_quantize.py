@@ -122,6 +122,20 @@ def test_a_dry_run_for_people_names_sizes_fallbacks_memory_and_time(
     assert re.search(r"q4_k_m grows from 5\.\d+ to 6\.\d+ bits per weight", out)
 
 
+def test_a_dry_run_goes_on_where_a_run_would_not_and_says_so(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out.gguf"
+    output.write_bytes(b"mine")
+    words = (models / "wide.gguf", "-o", output)
+    assert run(capsys, *words)[0] == 2
+    code, out, err = run(capsys, *words, "--dry-run")
+    assert code == 0
+    assert "out.gguf exists" in err
+    assert "q4_k_m" in out
+    assert output.read_bytes() == b"mine"
+
+
 def test_a_type_can_keep_its_size_where_rows_fit_no_block(
     models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
