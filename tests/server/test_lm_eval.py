@@ -1,6 +1,6 @@
 """lm-eval's local-completions against the server, and our own log-likelihoods: the same numbers.
 
-Where lm-eval is installed; it is too large to be a development dependency.
+Where lm-eval is installed: it is in the extra `clients`, which .ci/run installs.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def own(model: Model, context: str, continuation: str) -> tuple[float, bool]:
 @pytest.mark.jit
 @pytest.mark.filterwarnings("ignore")
 def test_local_completions_gives_our_own_log_likelihoods(tmp_path: Path) -> None:
-    pytest.importorskip("lm_eval", reason="lm-eval is not installed")
+    pytest.importorskip("lm_eval", reason="needs pip install .[clients]")
     from lm_eval.api.instance import Instance
     from lm_eval.models.openai_completions import LocalCompletionsAPI
 
