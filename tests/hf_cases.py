@@ -25,6 +25,13 @@ class Case:
     pipeline    on top of tokenizer.json's usual keys
     files       further files: name -> text
     prefix      before the names of tensors
+    layer, top  tensors of a layer and of the whole, where not the usual ones: words such as
+                "self_attn.q_proj:q,d" for a matrix, with "+" behind it for one with a bias, and "="
+                for ":" where nothing goes after the name; "*" is each of four experts. Sizes are
+                d_model, q and k/v rows, d_ff f, heads h of width w, experts e of width m, rows v,
+                and numbers; "2f" is twice f
+    shifted     whether the model adds 1 to the weights of norms
+    zero_biases whether biases are 0
     """
 
     class_name: str
@@ -48,6 +55,11 @@ class Case:
     pipeline: Table = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     prefix: str = ""
+    layer: str = ""
+    top: str = "model.embed_tokens:v,d model.norm:d lm_head:v,d"
+    layers: str = "model.layers"
+    shifted: bool = False
+    zero_biases: bool = False
     other_tensors: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
@@ -96,6 +108,13 @@ GEMMA = {
     "rope_local_base_freq": 10000.0,
     "rope_theta": 1000000.0,
     "hidden_activation": "gelu_pytorch_tanh",
+}
+
+FACTORS: Table = {
+    "attention_multiplier": 0.25,
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 8.0,
 }
 
 CASES: dict[str, Case] = {

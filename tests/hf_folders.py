@@ -10,6 +10,7 @@ makes of the same folders comes from scripts/make_goldens_convert.
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Mapping
 from math import prod
@@ -23,6 +24,8 @@ from quantcli.formats import bf16
 from quantcli.text.spm import model_proto
 from quantcli.text.vocabulary import Kind
 
+Shapes = dict[str, tuple[int, ...]]
+N_EXPERTS = 4
 BYTE_MERGES = [*WORDS, "\u0120 the", "\u0120 a", "\u0120 s", "\u0120 an"]
 
 
@@ -72,6 +75,8 @@ def config_of(case: Case, n_vocab: int) -> Table:
 
 def shapes_of(case: Case, n_rows: int) -> dict[str, tuple[int, ...]]:
     """Return every tensor's shape by Hugging Face's name, less the prefix."""
+    if case.layer:
+        return _spelled_out(case, n_rows)
     d, q, kv = case.d_model, case.n_heads * case.head_dim, case.n_kv_heads * case.head_dim
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (n_rows, d)}
     norms = ["input_layernorm", "post_attention_layernorm"]
@@ -95,24 +100,55 @@ def shapes_of(case: Case, n_rows: int) -> dict[str, tuple[int, ...]]:
     return shapes if case.tied else shapes | {"lm_head.weight": (n_rows, d)}
 
 
+def _spelled_out(case: Case, n_rows: int) -> Shapes:
+    """Return the shapes of a case that lists its tensors."""
+    sizes = {"d": case.d_model, "f": case.d_ff, "h": case.n_heads, "w": case.head_dim}
+    sizes |= {"q": case.n_heads * case.head_dim, "k": case.n_kv_heads * case.head_dim}
+    sizes |= {"e": N_EXPERTS, "m": 48, "v": n_rows, "": 1}
+    words = [(word, "") for word in case.top.split()]
+    for i in range(case.n_layers):
+        words += [(word, f"{case.layers}.{i}.") for word in case.layer.split()]
+    shapes: Shapes = {}
+    for word, prefix in words:
+        name, kind, dims = re.split("([:=])", word)
+        shape = tuple(
+            int(times or 1) * sizes[letter]
+            for times, letter in re.findall(r"(\d*)([a-z]?)(?:,|\+|$)", dims)[: dims.count(",") + 1]
+        )
+        for i in range(N_EXPERTS if "*" in name else 1):
+            full = prefix + name.replace("*", str(i))
+            shapes[full + ".weight" if kind == ":" else full] = shape
+            if dims.endswith("+"):
+                shapes[full + ".bias"] = shape[:1]
+    return shapes
+
+
 def weights_of(case: Case, n_rows: int, seed: int = 0) -> dict[str, np.ndarray]:
     """Return the weights by name: f32."""
     random = np.random.default_rng(seed)
+    weights: dict[str, np.ndarray] = {}
     shapes = {case.prefix + name: shape for name, shape in shapes_of(case, n_rows).items()}
-    weights = {}
     for name, shape in (shapes | dict(case.other_tensors)).items():
+        if name.endswith(("_blocks", "_scales")):  # of MXFP4; exponents not far from 1
+            low, high = (0, 256) if name.endswith("_blocks") else (118, 126)
+            weights[name] = random.integers(low, high, shape, np.uint8)
+            continue
         values = random.standard_normal(shape, np.float32)
         # on a sane scale: norms near 1 (0 where a model adds 1), matrices as when just initialised
-        if len(shape) > 1:
+        if case.zero_biases and name.endswith("bias"):
+            values[:] = 0
+        elif len(shape) > 1:
             values /= np.float32(shape[-1] ** 0.5)
         elif name.endswith("norm.weight"):
-            values = values * np.float32(0.1) + np.float32(not case.post_norms)
+            values = values * np.float32(0.1) + np.float32(not (case.post_norms or case.shifted))
         weights[name] = values.astype(np.float32)
     return weights
 
 
 def as_dtype(values: np.ndarray, dtype: str) -> bytes:
     """Return f32 values as the bytes of a safetensors dtype."""
+    if dtype == "U8":
+        return values.tobytes()
     if dtype == "BF16":
         return bf16.encode(np.ascontiguousarray(values, np.float32).reshape(-1, 1)).tobytes()
     return values.astype({"F16": "<f2", "F32": "<f4", "F64": "<f8"}[dtype]).tobytes()
@@ -122,9 +158,10 @@ def write_weights(
     folder: Path, weights: Mapping[str, np.ndarray], dtype: str, n_files: int = 1
 ) -> None:
     """Write weights in one file, or in several with an index."""
-    stored = {
-        name: (dtype, values.shape, as_dtype(values, dtype)) for name, values in weights.items()
-    }
+    stored = {}
+    for name, values in weights.items():
+        own = "U8" if values.dtype == np.uint8 else dtype
+        stored[name] = (own, values.shape, as_dtype(values, own))
     names = list(stored)
     if n_files == 1:
         write_safetensors(folder / "model.safetensors", stored)

@@ -47,15 +47,16 @@ def in_folders(name: str) -> HuggingFace | None:
 def of_class(class_name: str) -> str:
     """Return the architecture of a model class that config.json names in `architectures`.
 
-    Raises UnsupportedModel with the classes that are known.
+    Raises UnsupportedModel with the architectures that are known.
     """
     known: dict[str, str] = {}
     for name in catalog.names("architecture"):
         if (declared := in_folders(name)) is not None:
             known |= dict.fromkeys(declared.classes, name)
     if class_name not in known:
+        readable = ", ".join(sorted(set(known.values())))
         raise UnsupportedModel(
-            f"models of class {class_name[:80]!r} are not supported; quantcli converts "
-            f"{', '.join(sorted(known))}."
+            f"config.json: models of class {class_name[:80]!r} cannot be read from their folder; "
+            f"try a GGUF file of the model. Folders are read of {readable}."
         )
     return known[class_name]

@@ -13,10 +13,16 @@ huggingface.co/deepseek-ai/DeepSeek-V2-Lite, modeling_deepseek.py.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from quantcli.arch.attention import rope_of
 from quantcli.arch.blocks import Decoder
+from quantcli.arch.hf_config import Default, HFConfig
+from quantcli.arch.hf_keys import n_heads, u32
+from quantcli.arch.hugging_face import DECODER, EXPERTS, HuggingFace, Keys, Piece, Take, Tensors
 from quantcli.arch.hyper import MAX_WIDTH, Hyper
 from quantcli.arch.layers import eps_of, here, linear
 from quantcli.arch.routing import Mixture
@@ -179,3 +185,125 @@ class LatentDecoder(Decoder):
 
 
 ARCH = LatentDecoder(name="deepseek2", rope_style="norm", experts=experts)
+
+
+def _plain(config: HFConfig, n: int) -> tuple[Take, ...]:
+    """Take what unfolds latents to keys: of each head's rows the first."""
+    plain, value = (config.needed_integer(name) for name in ("qk_nope_head_dim", "v_head_dim"))
+    return (Take(plain + value, 0, plain),)
+
+
+def _value(config: HFConfig, n: int) -> tuple[Take, ...]:
+    """Take what unfolds latents to values."""
+    plain, value = (config.needed_integer(name) for name in ("qk_nope_head_dim", "v_head_dim"))
+    return (Take(plain + value, plain, value),)
+
+
+_LATENT: Tensors = {
+    "model.layers.{}.self_attn.q_a_proj": "blk.{}.attn_q_a",
+    "model.layers.{}.self_attn.q_a_layernorm": "blk.{}.attn_q_a_norm",
+    "model.layers.{}.self_attn.q_b_proj": "blk.{}.attn_q_b",
+    "model.layers.{}.self_attn.kv_a_proj_with_mqa": "blk.{}.attn_kv_a_mqa",
+    "model.layers.{}.self_attn.kv_a_layernorm": "blk.{}.attn_kv_a_norm",
+    "model.layers.{}.self_attn.kv_b_proj": (
+        Piece("blk.{}.attn_k_b", _plain, apart=True, transposed=True),
+        Piece("blk.{}.attn_v_b", _value, apart=True),
+    ),
+    "model.layers.{}.mlp.gate.e_score_correction_bias": "blk.{}.exp_probs_b.bias",
+    "model.layers.{}.mlp.shared_experts.gate_proj": "blk.{}.ffn_gate_shexp",
+    "model.layers.{}.mlp.shared_experts.up_proj": "blk.{}.ffn_up_shexp",
+    "model.layers.{}.mlp.shared_experts.down_proj": "blk.{}.ffn_down_shexp",
+}
+_V2: dict[str, Default] = {
+    "vocab_size": 32000,
+    "max_position_embeddings": 2048,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": n_heads,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "first_k_dense_replace": 0,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "routed_scaling_factor": 1.0,
+    "v_head_dim": 128,
+    "norm_topk_prob": False,
+    "moe_intermediate_size": 1407,
+}
+_V3 = _V2 | {
+    "vocab_size": 129280,
+    "max_position_embeddings": 4096,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "first_k_dense_replace": 3,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "n_group": 8,
+    "topk_group": 4,
+    "routed_scaling_factor": 2.5,
+    "norm_topk_prob": True,
+    "moe_intermediate_size": 2048,
+}
+_LAYER = re.compile(r"model\.layers\.(\d{1,6})\.")
+
+
+def _keys(config: HFConfig) -> Keys:
+    rank, plain, turned, value = (
+        config.needed_integer(name)
+        for name in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    )
+    numbers = {
+        "attention.head_count_kv": 1,  # the latent is the one key of all heads
+        "vocab_size": config.needed_integer("vocab_size"),
+        "attention.q_lora_rank": config.integer("q_lora_rank"),
+        "attention.kv_lora_rank": rank,
+        "attention.key_length": rank + turned,
+        "attention.value_length": rank,
+        "attention.key_length_mla": plain + turned,
+        "attention.value_length_mla": value,
+        "rope.dimension_count": turned,
+        "leading_dense_block_count": _n_dense(config),
+        "expert_feed_forward_length": config.integer("moe_intermediate_size", "intermediate_size"),
+        "expert_shared_count": config.integer("n_shared_experts") or 0,
+    }
+    keys: Keys = {name: u32(name, n) for name, n in numbers.items() if n is not None}
+    if (factor := config.number("routed_scaling_factor")) is not None:
+        keys["expert_weights_scale"] = np.float32(factor)
+    if config.flag("norm_topk_prob"):
+        keys["expert_weights_norm"] = True
+    if (magnitude := config.rope().full.number("mscale_all_dim")) is not None:
+        keys["rope.scaling.yarn_log_multiplier"] = np.float32(0.1 * magnitude)
+    return keys
+
+
+def _n_dense(config: HFConfig) -> int:
+    n = config.integer("first_k_dense_replace")
+    if n is None:
+        n = 0 if config.integer("n_routed_experts") else config.needed_integer("num_hidden_layers")
+    return n
+
+
+def _passes_over(config: HFConfig, name: str) -> bool:
+    """Return whether a tensor is of a layer that predicts further tokens, or a tied output."""
+    if name in ("lm_head.weight", "model.lm_head.weight"):
+        return config.flag("tie_word_embeddings")
+    layer = _LAYER.match(name)
+    return layer is not None and int(layer[1]) >= config.needed_integer("num_hidden_layers")
+
+
+HF = HuggingFace(
+    classes={"DeepseekV2ForCausalLM": _V2, "DeepseekV3ForCausalLM": _V3},
+    tensors=DECODER | EXPERTS | _LATENT,
+    passes_over=_passes_over,
+    keys=_keys,
+)

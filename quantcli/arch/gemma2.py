@@ -8,7 +8,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
+
 from quantcli.arch.gemma import ARCH as GEMMA
+from quantcli.arch.gemma import HF_DEFAULTS, no_output, no_space_before
+from quantcli.arch.hf_config import HFConfig
+from quantcli.arch.hf_keys import u32
+from quantcli.arch.hugging_face import POST_NORM_DECODER, HuggingFace, Keys
 from quantcli.arch.hyper import Hyper
 from quantcli.arch.windows import windows
 
@@ -42,4 +48,35 @@ ARCH = replace(
     logit_softcap=logit_softcap,
     window=windows(period=2, default=_WINDOW),
     window_rope="based",
+)
+
+_DEFAULTS = HF_DEFAULTS | {
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "sliding_window": _WINDOW,
+    "attn_logit_softcapping": _ATTN_CAP,
+    "final_logit_softcapping": _LOGIT_CAP,
+}
+
+
+def _keys(config: HFConfig) -> Keys:
+    window_size = config.needed_integer("sliding_window")
+    keys: Keys = {"attention.sliding_window": u32("sliding_window", window_size)}
+    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+        # 0 is said as well: a file that says nothing has caps
+        keys[name] = np.float32(config.number(name) or 0.0)
+    return keys
+
+
+HF = HuggingFace(
+    classes={"Gemma2ForCausalLM": _DEFAULTS},
+    tensors=POST_NORM_DECODER,
+    norm_shift=1.0,
+    passes_over=no_output,
+    keys=_keys,
+    drops=("rope.freq_base",),
+    tokenizer_keys=no_space_before,
 )

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from quantcli.arch.gemma import embed_scale
-from quantcli.arch.hf_config import Default, HFConfig, Table
+from quantcli.arch.gemma import embed_scale, no_space_before
+from quantcli.arch.hf_config import Default, HFConfig
 from quantcli.arch.hf_keys import u32
 from quantcli.arch.hugging_face import POST_NORM_DECODER, HuggingFace, Keys
 from quantcli.arch.hyper import Hyper
@@ -70,15 +70,11 @@ def _keys(config: HFConfig) -> Keys:
     return keys
 
 
-def _tokenizer_keys(config: HFConfig, tokenizer_config: Table) -> Keys:
-    return {"add_space_prefix": False}
-
-
 HF = HuggingFace(
     classes={"Gemma3ForCausalLM": _DEFAULTS, "Gemma3ForConditionalGeneration": _DEFAULTS},
     tensors=POST_NORM_DECODER,
     norm_shift=1.0,
     trims_embedding=True,
     keys=_keys,
-    tokenizer_keys=_tokenizer_keys,
+    tokenizer_keys=no_space_before,
 )

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from quantcli.arch.keys import show
 from quantcli.errors import CheckpointError
 
 Table = Mapping[str, object]
 
+_MAX_ITEMS = 4096  # more than any model has layers, or dimensions of a head
+
 # Names of the bases of RoPE that configurations have used; the first that is there counts.
-_THETAS = ("global_rope_theta", "rope_global_theta", "rope_theta_global", "rope_theta")
+_THETAS = (
+    "global_rope_theta",
+    "rope_global_theta",
+    "rope_theta_global",
+    "rope_theta",
+    "rotary_emb_base",
+)
+_PARTS = ("partial_rotary_factor", "rope_pct", "rope_percent")
 _LOCAL_THETAS = (
     "local_rope_theta",
     "rope_local_theta",
@@ -62,6 +72,31 @@ class HFConfig:
             return float(value)
         raise self._refusal(keys, value, "a number that f32 can hold")
 
+    def flag(self, key: str, default: bool = False) -> bool:
+        """Return a truth value, the default if the key is missing or null."""
+        value = self.value(key)
+        if value is None or isinstance(value, bool):
+            return default if value is None else value
+        raise self._refusal((key,), value, "true or false")
+
+    def word(self, key: str) -> str | None:
+        """Return a text, None if the key is missing or null."""
+        value = self.value(key)
+        if value is None or isinstance(value, str):
+            return value
+        raise self._refusal((key,), value, "a word")
+
+    def items(self, key: str, kind: type[int | float | str], allowed: str) -> list[Any] | None:
+        """Return a list of values of one kind, None if the key is missing or null."""
+        value = self.value(key)
+        if value is None:
+            return None
+        kinds = (int, float) if kind is float else (kind,)
+        items = value if isinstance(value, list) and len(value) <= _MAX_ITEMS else [None]
+        if all(isinstance(item, kinds) and not isinstance(item, bool) for item in items):
+            return items
+        raise self._refusal((key,), value, allowed)
+
     def _refusal(self, keys: tuple[str, ...], value: object, allowed: str) -> CheckpointError:
         key = next((key for key in keys if key in self.table), keys[0])
         got = f"is {show(value)}" if key in self.table else "is missing"
@@ -83,6 +118,8 @@ class HFConfig:
             params["rope_theta"] = theta
         if "rope_type" not in params and (kind := params.get("type")) is not None:
             params["rope_type"] = kind
+        if "partial_rotary_factor" not in params and (part := self.value(*_PARTS)) is not None:
+            params["partial_rotary_factor"] = part
         original = "original_max_position_embeddings"
         if original not in params and (context := self.value(original)) is not None:
             params[original] = context

@@ -7,20 +7,83 @@ that a folder looks to all of quantcli like the GGUF file that one would convert
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from quantcli.arch.hf_config import Default, HFConfig, Table
-from quantcli.errors import UnsupportedModel
+from quantcli.errors import CheckpointError, UnsupportedModel
 from quantcli.formats import F32
 
-Scalar = np.generic | bool | str
-Keys = dict[str, Scalar]
+KeyValue = np.generic | bool | str | list[bool]
+Keys = dict[str, KeyValue]
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """Which rows are taken: of each `period` of them `count`, from `start` on every `step`-th."""
+
+    period: int
+    start: int
+    count: int
+    step: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A GGUF tensor that is a part of a tensor in a folder.
+
+    name        GGUF's name
+    takes       which rows, joined in order; called with config.json and their number: of a stack of
+                matrices the rows of one, of a vector its weights
+    of_columns  the same, but of the weights of a row
+    apart       whether the rows of each period become a matrix of their own
+    transposed  whether matrices are transposed afterwards
+    """
+
+    name: str
+    takes: Callable[[HFConfig, int], tuple[Take, ...]]
+    of_columns: bool = False
+    apart: bool = False
+    transposed: bool = False
+
+
+def everything(config: HFConfig, n: int) -> tuple[Take, ...]:
+    """Take all rows."""
+    return (Take(n, 0, n),)
+
+
+def first_half(config: HFConfig, n: int) -> tuple[Take, ...]:
+    """Take the first half; raise CheckpointError if there is none."""
+    return (Take(n, 0, _half(n)),)
+
+
+def second_half(config: HFConfig, n: int) -> tuple[Take, ...]:
+    """Take the second half; raise CheckpointError if there is none."""
+    return (Take(n, _half(n), _half(n)),)
+
+
+def even(config: HFConfig, n: int) -> tuple[Take, ...]:
+    """Take rows 0, 2 and so on; raise CheckpointError if not half of them are."""
+    return (Take(n, 0, _half(n), 2),)
+
+
+def odd(config: HFConfig, n: int) -> tuple[Take, ...]:
+    """Take rows 1, 3 and so on; raise CheckpointError if not half of them are."""
+    return (Take(n, 1, _half(n), 2),)
+
+
+def _half(n: int) -> int:
+    if n % 2 or not n:
+        raise CheckpointError(f"a tensor of gates and ups has {n} rows; it must be an even number.")
+    return n // 2
+
 
 # Hugging Face's name and GGUF's, both less ".weight" or ".bias"; {} is the number of the layer, and
-# a second {} the number of the expert, whose matrices GGUF stacks into one tensor.
+# a second {} the number of the expert, whose matrices GGUF stacks into one tensor. A name that has
+# no such ending, or another meaning with it, is written out, on both sides.
+Tensors = dict[str, str | tuple[Piece, ...]]
 DECODER = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -63,10 +126,30 @@ _OTHER_TOWERS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tensor of a folder goes: GGUF's name, and which expert it is of a stacked one."""
+    """Where a tensor of a folder goes.
+
+    name     GGUF's
+    expert   which matrix it is of a stacked one
+    piece    what is taken of it, None for all as it is
+    """
 
     name: str
     expert: int | None = None
+    piece: Piece | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFacts:
+    """What a folder says of its vocabulary beyond the tokens.
+
+    config       tokenizer_config.json
+    generation   generation_config.json
+    tokens       the number of each token by its text
+    """
+
+    config: Table
+    generation: Table
+    tokens: Mapping[str, int]
 
 
 def no_keys(config: HFConfig) -> Keys:
@@ -74,7 +157,7 @@ def no_keys(config: HFConfig) -> Keys:
     return {}
 
 
-def no_tokenizer_keys(config: HFConfig, tokenizer_config: Table) -> Keys:
+def no_tokenizer_keys(config: HFConfig, facts: TokenizerFacts) -> Keys:
     """Return no keys."""
     return {}
 
@@ -84,62 +167,75 @@ def no_tensors(config: HFConfig) -> dict[str, F32]:
     return {}
 
 
+def none_over(config: HFConfig, name: str) -> bool:
+    """Return False: every tensor counts."""
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class HuggingFace:
     """One architecture's folders.
 
     classes         name of a model class in config.json's `architectures` -> what the class takes
                     for keys that the file leaves out; functions are for those that are null, too
-    tensors         Hugging Face's name -> GGUF's, as in `DECODER`
+    tensors         Hugging Face's name -> GGUF's, as in `DECODER`, or pieces of it
     permutes_qk     rows of q and k are permuted, head by head, for "norm" RoPE
     norm_shift      added to the weights of norms
     trims_embedding rows of the embedding past the vocabulary are left out
+    passes_over     whether a tensor is left out
+    zeros           how names of tensors end that hold zeros, and are left out
+    lists_added     whether added tokens keep the kind and the spelling that they are listed with
+    longrope        whether RoPE may be scaled by two lists of factors
     keys            GGUF keys beyond those of `hf_keys.decoder_keys`, less the architecture's name
-    tokenizer_keys  GGUF keys of the vocabulary beyond what its own files say, from config.json and
-                    tokenizer_config.json
+    drops           keys of `hf_keys.decoder_keys` that there are none of
+    tokenizer_keys  GGUF keys of the vocabulary beyond what its own files say
     extra_tensors   tensors that GGUF has and the folder has not, f32
     """
 
     classes: Mapping[str, Mapping[str, Default]]
-    tensors: Mapping[str, str] = field(default_factory=lambda: DECODER)
+    tensors: Mapping[str, str | tuple[Piece, ...]] = field(default_factory=lambda: DECODER)
     permutes_qk: bool = False
     norm_shift: float = 0.0
     trims_embedding: bool = False
+    passes_over: Callable[[HFConfig, str], bool] = none_over
+    zeros: str | None = None
+    lists_added: bool = False
+    longrope: bool = False
     keys: Callable[[HFConfig], Keys] = no_keys
-    tokenizer_keys: Callable[[HFConfig, Table], Keys] = no_tokenizer_keys
+    drops: tuple[str, ...] = ()
+    tokenizer_keys: Callable[[HFConfig, TokenizerFacts], Keys] = no_tokenizer_keys
     extra_tensors: Callable[[HFConfig], dict[str, F32]] = no_tensors
 
-    def place(self, name: str) -> Place | None:
-        """Return where a tensor goes, None if it is of no use.
+    def places(self, name: str) -> tuple[Place, ...]:
+        """Return where a tensor goes, nowhere if it is of no use.
 
         Raises UnsupportedModel for a tensor that quantcli does not know.
         """
         if _BUFFERS.fullmatch(name) or _OTHER_TOWERS.fullmatch(name):
-            return None
-        suffix = _SUFFIX.search(name)
-        stem = name[: suffix.start()] if suffix else name
-        stem = stem.replace("language_model.", "").replace("text_model.", "")
-        numbers = [int(number) for number in _NUMBER.findall(f"{stem}.")]
-        pattern = _NUMBER.sub("{}", f"{stem}.")[:-1]
-        for candidate in (pattern, f"model.{pattern}"):  # a bare model has no "model." before it
-            if suffix and (found := self.tensors.get(candidate)) is not None:
-                n_used = found.count("{}")
-                expert = numbers[n_used] if len(numbers) > n_used else None
-                return Place(found.format(*numbers) + suffix[0], expert)
+            return ()
+        plain = name.replace("language_model.", "").replace("text_model.", "")
+        for full, ending in _spellings(plain):
+            pattern, numbers = _pattern(full)
+            for candidate in (pattern, f"model.{pattern}"):  # a bare model has no "model." before
+                found = self.tensors.get(candidate)
+                if found is not None and _is_whole(found) == (not ending):
+                    return _places(found, numbers, ending)
         raise UnsupportedModel(
             f"tensor {name[:80]!r} has no place in this architecture; quantcli does not know this "
             "kind of model."
         )
 
+    def stems(self) -> list[str]:
+        """Return GGUF's names in the order of declaring, less their endings."""
+        return [_SUFFIX.sub("", name) for ours in self.tensors.values() for name in _names(ours)]
+
     def source(self, name: str) -> str | None:
-        """Return Hugging Face's name of a GGUF tensor, None if it has none of its own."""
-        suffix = _SUFFIX.search(name)
-        stem = name[: suffix.start()] if suffix else name
-        numbers = _NUMBER.findall(stem)
-        pattern = _NUMBER.sub("{}", stem)
-        for theirs, ours in self.tensors.items():
-            if ours == pattern and theirs.count("{}") == len(numbers) and suffix:
-                return theirs.format(*numbers) + suffix[0]
+        """Return Hugging Face's name of a GGUF tensor, None if it is of several."""
+        for full, ending in _spellings(name):
+            pattern, numbers = _pattern(full)
+            for theirs, ours in self.tensors.items():
+                if pattern in _names(ours) and theirs.count("{}") == len(numbers):
+                    return theirs.format(*numbers) + ending
         return None
 
     def n_permuted_heads(self, name: str, config: HFConfig) -> int:
@@ -157,7 +253,39 @@ class HuggingFace:
         return self.norm_shift if name.endswith("norm.weight") else 0.0
 
 
+def _spellings(name: str) -> Iterator[tuple[str, str]]:
+    """Yield a tensor's name as it may be declared, and what that leaves out: its ending."""
+    yield name, ""
+    if suffix := _SUFFIX.search(name):
+        yield name[: suffix.start()], suffix[0]
+
+
+def _pattern(name: str) -> tuple[str, list[int]]:
+    """Return a name with {} for each number, and the numbers."""
+    full = f"{name}."
+    return _NUMBER.sub("{}", full)[:-1], [int(number) for number in _NUMBER.findall(full)]
+
+
+def _names(found: str | tuple[Piece, ...]) -> list[str]:
+    return [found] if isinstance(found, str) else [piece.name for piece in found]
+
+
+def _is_whole(found: str | tuple[Piece, ...]) -> bool:
+    """Return whether a declaration spells out the endings."""
+    return _SUFFIX.search(_names(found)[0]) is not None
+
+
+def _places(found: str | tuple[Piece, ...], numbers: list[int], ending: str) -> tuple[Place, ...]:
+    names, pieces = _names(found), (None,) if isinstance(found, str) else found
+    n_used = names[0].count("{}")
+    expert = numbers[n_used] if len(numbers) > n_used else None
+    return tuple(
+        Place(name.format(*numbers[:n_used]) + ending, expert, piece)
+        for name, piece in zip(names, pieces, strict=True)
+    )
+
+
 def is_f32(name: str, shape: tuple[int, ...]) -> bool:
     """Return whether GGUF files hold a tensor as f32 whatever type the others have."""
-    is_router = name.endswith("ffn_gate_inp.weight")
+    is_router = name.endswith(("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight"))
     return len(shape) < 2 or is_router or name.endswith("_norm.weight") or name[-7:] != ".weight"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from quantcli.arch.hyper import MAX_CONTEXT, Hyper
 
 _WINDOW = "attention.sliding_window"
+MOST_LAYERS = 512  # far above any real model
 
 
 def is_windowed(hyper: Hyper, layer: int, period: int) -> bool:
@@ -19,6 +20,11 @@ def is_windowed(hyper: Hyper, layer: int, period: int) -> bool:
     if isinstance(pattern, tuple):
         return pattern[layer]
     return pattern == 0 or layer % pattern < pattern - 1
+
+
+def pattern(n_layers: int, period: int) -> list[bool]:
+    """Return which layers are windowed: all but the last of each group of `period`."""
+    return [(layer + 1) % period != 0 for layer in range(min(n_layers, MOST_LAYERS))]
 
 
 def windows(period: int, default: int | None = 0) -> Callable[[Hyper, int], int]:

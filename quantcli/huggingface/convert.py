@@ -24,7 +24,7 @@ from quantcli.checkpoint.gguf_write import (
 from quantcli.errors import UnknownName
 from quantcli.formats import BlockFormat
 from quantcli.huggingface.folder import FILE_TYPES, FolderCheckpoint, main_format
-from quantcli.huggingface.rows import decoded, n_rows, row_nbytes
+from quantcli.huggingface.rows import RowSource, decoded, n_rows, row_nbytes
 from quantcli.qtensor import U8
 
 TYPES = ("auto", *FILE_TYPES)
@@ -58,7 +58,7 @@ def plan_conversion(folder: FolderCheckpoint, path: Path | None, type_name: str)
     own = main_format(folder.sources)
     chosen = type_name if type_name != "auto" else ("bf16" if own == "bf16" else "f16")
     tensors = tuple(
-        TensorSpec(info.name, info.shape, _format(info.name, info.shape, chosen))
+        TensorSpec(info.name, info.shape, _format(folder.sources[info.name], info.name, chosen))
         for info in folder.tensors.values()
     )
     metadata = typed(folder.metadata) | {"general.file_type": np.uint32(FILE_TYPES[chosen])}
@@ -82,9 +82,12 @@ def convert(
     write_gguf(plan.path, plan.metadata, plan.tensors, read, force=force, progress=progress)
 
 
-def _format(name: str, shape: tuple[int, ...], chosen: str) -> BlockFormat:
+def _format(source: RowSource, name: str, chosen: str) -> BlockFormat:
+    shape = source.shape
     if is_f32(name, shape):
         return formats.get("f32")
+    if source.format.weights_per_block > 1:  # what comes in blocks stays in them
+        return source.format
     block_format = formats.get(chosen)
     # Rows that are not whole blocks stay in 16 bits.
     return formats.get("f16") if shape[-1] % block_format.weights_per_block else block_format

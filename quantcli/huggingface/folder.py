@@ -12,7 +12,7 @@ import numpy as np
 from quantcli import arch
 from quantcli.arch.hf_config import HFConfig, completed
 from quantcli.arch.hf_keys import decoder_keys
-from quantcli.arch.hugging_face import HuggingFace, is_f32
+from quantcli.arch.hugging_face import HuggingFace, TokenizerFacts, is_f32
 from quantcli.arch.hyper import EMBEDDING
 from quantcli.checkpoint import Checkpoint, TensorInfo, Value
 from quantcli.checkpoint.gguf_layout import MAX_DIMS, MAX_STRINGS, quoted
@@ -20,7 +20,7 @@ from quantcli.checkpoint.gguf_write import WriteValue
 from quantcli.checkpoint.made_metadata import made_metadata
 from quantcli.checkpoint.model_card import general_keys
 from quantcli.checkpoint.safetensors import SafetensorsFiles, open_safetensors
-from quantcli.errors import CheckpointError, ModelError, ShapeError
+from quantcli.errors import CheckpointError, ModelError, ShapeError, UnsupportedModel
 from quantcli.huggingface.files import (
     class_name,
     quantization_of,
@@ -28,6 +28,7 @@ from quantcli.huggingface.files import (
     read_generation,
     read_tokenizer,
 )
+from quantcli.huggingface.pieces import piece_of
 from quantcli.huggingface.quantized import read_packed
 from quantcli.huggingface.rows import (
     AsF32,
@@ -37,6 +38,7 @@ from quantcli.huggingface.rows import (
     RowSource,
     Stacked,
     Stored,
+    decoded,
     n_rows,
     row_nbytes,
 )
@@ -133,11 +135,12 @@ def open_model(path: Path, *, pre: str | None = None) -> FolderCheckpoint:
             files = open_safetensors(path)
             stack.callback(files.close)
             sources, hf_names = _sources(files, declared, config, table)
-            tokenizer = read_tokenizer(path)
-            vocabulary = _vocabulary(tokenizer, declared, config, _n_vocab(config, sources), pre)
+            generation = read_generation(path)
+            tokenizer, n_vocab = read_tokenizer(path), _n_vocab(config, sources)
+            vocabulary = _vocabulary(tokenizer, declared, config, n_vocab, pre, generation)
             if declared.trims_embedding:
                 _trim(sources, len(vocabulary[TOKENS]))  # type: ignore[arg-type]
-            keys = _keys(path, name, declared, config, sources) | vocabulary
+            keys = _keys(path, name, declared, config, sources, generation) | vocabulary
             checkpoint = FolderCheckpoint(
                 files,
                 keys,
@@ -162,20 +165,27 @@ def _in_folder(error: ModelError, path: Path) -> ModelError:
 
 
 def _keys(
-    path: Path, name: str, declared: HuggingFace, config: HFConfig, sources: dict[str, RowSource]
+    path: Path,
+    name: str,
+    declared: HuggingFace,
+    config: HFConfig,
+    sources: dict[str, RowSource],
+    generation: Mapping[str, object],
 ) -> dict[str, WriteValue]:
     shapes = {tensor: source.shape for tensor, source in sources.items()}
-    keys = general_keys(path, name, shapes, read_generation(path))
-    numbers = decoder_keys(config) | declared.keys(config)
+    keys = general_keys(path, name, shapes, generation)
+    usual = decoder_keys(config, longrope=declared.longrope)
+    numbers = {key: value for key, value in usual.items() if key not in declared.drops}
+    numbers |= declared.keys(config)
     keys |= {f"{name}.{key}": value for key, value in numbers.items()}
     keys["general.file_type"] = np.uint32(FILE_TYPES[main_format(sources)])
     return keys
 
 
 def main_format(sources: Mapping[str, RowSource]) -> str:
-    """Return the format of the first matrix: f32, f16 or bf16."""
-    matrices = (s for name, s in sources.items() if not is_f32(name, s.shape))
-    return next(matrices).format.name
+    """Return the format of the first matrix in f32, f16 or bf16."""
+    names = (s.format.name for name, s in sources.items() if not is_f32(name, s.shape))
+    return next((name for name in names if name in FILE_TYPES), "f32")
 
 
 def _n_vocab(config: HFConfig, sources: Mapping[str, RowSource]) -> int | None:
@@ -196,11 +206,13 @@ def _vocabulary(
     config: HFConfig,
     n_vocab: int | None,
     pre: str | None,
+    generation: Mapping[str, object],
 ) -> dict[str, WriteValue]:
-    keys = vocabulary_keys(files, n_vocab, pre)
+    keys = vocabulary_keys(files, n_vocab, pre, as_listed=declared.lists_added)
     is_pieces = PREFIX + "scores" in keys
     keys |= special_keys(files, config.table, len(keys[TOKENS]) if is_pieces else None)
-    more = declared.tokenizer_keys(config, files.config)
+    tokens = {text: token for token, text in enumerate(keys[TOKENS])}
+    more = declared.tokenizer_keys(config, TokenizerFacts(files.config, generation, tokens))
     return keys | {PREFIX + name: value for name, value in more.items()}
 
 
@@ -213,23 +225,38 @@ def _sources(
     experts: dict[str, dict[int, RowSource]] = {}
     hf_names: dict[str, str] = {}
     for hf_name, source in stored.items():
-        place = declared.place(hf_name)
-        if place is None:
+        if declared.passes_over(config, hf_name) or _holds_zeros(declared, hf_name, source):
             continue
-        if place.expert is not None:
-            experts.setdefault(place.name, {})[place.expert] = source
-        elif place.name in plain:
-            raise CheckpointError(
-                f"tensors {quoted(hf_names[place.name])} and {quoted(hf_name)} are the same one."
-            )
-        else:
-            plain[place.name], hf_names[place.name] = source, hf_name
+        for place in declared.places(hf_name):
+            if place.expert is not None:
+                experts.setdefault(place.name, {})[place.expert] = source
+            elif place.name in plain:
+                first = quoted(hf_names.get(place.name, place.name))
+                raise CheckpointError(f"tensors {first} and {quoted(hf_name)} are the same one.")
+            elif place.piece is None:
+                plain[place.name], hf_names[place.name] = source, hf_name
+            else:
+                plain[place.name] = piece_of(source, place.piece, config)
     sources = {name: _as_gguf(name, s, declared, config) for name, s in plain.items()}
     for name, parts in experts.items():
         sources[name] = _as_gguf(name, _stacked(name, parts), declared, config)
     for name, values in declared.extra_tensors(config).items():
         sources[name] = InMemory(values)
     return _in_order(sources, declared), hf_names
+
+
+def _holds_zeros(declared: HuggingFace, name: str, source: RowSource) -> bool:
+    """Return whether a tensor is one that holds zeros only; raise UnsupportedModel if it does not.
+
+    llama.cpp has no place for biases that models carry and never trained.
+    """
+    if not declared.zeros or not name.endswith(declared.zeros):
+        return False
+    if decoded(source, 0, n_rows(source.shape)).any():
+        raise UnsupportedModel(
+            f"tensor {quoted(name)} is not zero; models of this class have no {declared.zeros[1:]}."
+        )
+    return True
 
 
 def _stacked(name: str, parts: dict[int, RowSource]) -> RowSource:
@@ -265,13 +292,13 @@ def _widens(name: str, source: RowSource) -> bool:
 
 def _in_order(sources: dict[str, RowSource], declared: HuggingFace) -> dict[str, RowSource]:
     """Return tensors in the order of computing: embedding, layers by number, output."""
-    ranks = {ours.rpartition("{}.")[2]: i for i, ours in enumerate(declared.tensors.values())}
+    ranks = {name.rpartition("{}.")[2]: i for i, name in enumerate(declared.stems())}
 
     def place(name: str) -> tuple[int, int, int, str]:
         layer, _, part = name.removeprefix("blk.").partition(".")
         if name.startswith("blk.") and layer.isdigit():
             return 1, int(layer), ranks.get(part.rpartition(".")[0], len(ranks)), name
-        return 0 if name in (EMBEDDING, "rope_freqs.weight") else 2, 0, 0, name
+        return 0 if name.startswith(("token_embd.", "rope_")) else 2, 0, 0, name
 
     return {name: sources[name] for name in sorted(sources, key=place)}
 

@@ -27,12 +27,13 @@ from quantcli.checkpoint.gguf_layout import quoted
 from quantcli.checkpoint.safetensors import SafetensorsFiles, StoredTensor
 from quantcli.errors import CheckpointError, UnsupportedModel
 from quantcli.formats import F32, BlockFormat
+from quantcli.huggingface.mxfp4 import mxfp4_rows
 from quantcli.huggingface.packing import unpack, unpack_awq, unpack_first
 from quantcli.huggingface.rows import FLOATS, RowSource, Stored
 from quantcli.qtensor import U8
 
 I64 = npt.NDArray[np.int64]
-METHODS = ("gptq", "awq", "compressed-tensors")
+METHODS = ("gptq", "awq", "compressed-tensors", "mxfp4")
 BITS = (2, 4, 8)
 _STEP = 256  # inputs decoded at once
 
@@ -194,7 +195,9 @@ def read_packed(files: SafetensorsFiles, table: Mapping[str, object]) -> dict[st
     """
     parts = Parts(files, dict(files.tensors))
     found: dict[str, RowSource] = {}
-    if table:
+    if table.get("quant_method") == "mxfp4":
+        found |= mxfp4_rows(files, parts.left)
+    elif table:
         scheme = read_scheme(table)
         reader = {"gptq": _gptq, "awq": _awq}.get(scheme.method, _compressed)
         suffix = ".weight_packed" if reader is _compressed else ".qweight"

@@ -22,7 +22,7 @@ FLOATS = {"BF16": "bf16", "F16": "f16", "F32": "f32", "F64": "f32"}
 
 
 class RowSource(Protocol):
-    """Rows of a tensor, in a format of one weight a block; of a vector each weight is a row."""
+    """Rows of a tensor; of a vector, whose format is of one weight a block, each weight is a row."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -51,8 +51,8 @@ def n_rows(shape: tuple[int, ...]) -> int:
 
 def row_nbytes(source: RowSource) -> int:
     """Return the bytes of one row of a source."""
-    shape = source.shape
-    return (shape[-1] if len(shape) > 1 else 1) * source.format.block_nbytes
+    shape, fmt = source.shape, source.format
+    return fmt.row_nbytes(shape[-1]) if len(shape) > 1 else fmt.block_nbytes
 
 
 @dataclass(frozen=True, slots=True)

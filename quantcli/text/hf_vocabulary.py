@@ -55,17 +55,21 @@ class TokenizerFiles:
     chat_template: object = None
 
 
-def vocabulary_keys(files: TokenizerFiles, n_vocab: int | None, pre: str | None = None) -> Keys:
+def vocabulary_keys(
+    files: TokenizerFiles, n_vocab: int | None, pre: str | None = None, *, as_listed: bool = False
+) -> Keys:
     """Return the GGUF keys of a vocabulary, without those of its special tokens.
 
-    n_vocab   config.json's vocab_size; gaps up to it are filled
-    pre       `tokenizer.ggml.pre` of a byte-level BPE; None finds it out
+    n_vocab     config.json's vocab_size; gaps up to it are filled
+    pre         `tokenizer.ggml.pre` of a byte-level BPE; None finds it out
+    as_listed   whether tokens added to tokenizer.model are taken as they are listed, and those that
+                tokenizer.json lists as well: no kind or space is read out of their spelling
 
     Raises CheckpointError for files that are malformed or do not fit, UnsupportedModel for a kind
     of tokenizer that quantcli does not have.
     """
     if files.model is not None:
-        return _sentencepiece_keys(files, n_vocab)
+        return _sentencepiece_keys(files, n_vocab, as_listed=as_listed)
     model = files.table.get("model")
     if not isinstance(model, dict):
         raise CheckpointError(
@@ -88,7 +92,7 @@ def looks_special(text: str) -> bool:
     return text in _LOOK_SPECIAL or any(text.startswith(a) and text.endswith(b) for a, b in pairs)
 
 
-def _sentencepiece_keys(files: TokenizerFiles, n_vocab: int | None) -> Keys:
+def _sentencepiece_keys(files: TokenizerFiles, n_vocab: int | None, *, as_listed: bool) -> Keys:
     from quantcli.text.spm import pieces_of_model
 
     assert files.model is not None
@@ -104,9 +108,13 @@ def _sentencepiece_keys(files: TokenizerFiles, n_vocab: int | None) -> Keys:
         if type(token) is int and 0 <= token < n:
             texts[token], scores[token] = text, _ADDED_SCORE
             kinds[token] = int(Kind.USER_DEFINED)
-    for token, added in _added_by_config(files.config).items():
+    listed = _added_by_config(files.config) | (_added_by_pipeline(files.table) if as_listed else {})
+    for token, added in listed.items():
         if token < n:
             texts[token], kinds[token] = _spelled(added.content, is_special=added.special)
+            if as_listed:
+                kind = Kind.CONTROL if added.special else Kind.USER_DEFINED
+                texts[token], kinds[token] = added.content, int(kind)
             scores[token] = _ADDED_SCORE
     return _keys("llama", "default", texts, kinds) | {SCORES: np.array(scores, np.float32)}
 
@@ -232,6 +240,13 @@ def _added_by_config(config: Table) -> dict[int, AddedToken]:
     if any(token < 0 for token in found):
         raise CheckpointError("tokenizer_config.json: added_tokens_decoder has an id below 0.")
     return dict(sorted(found.items()))
+
+
+def _added_by_pipeline(table: Table) -> dict[int, AddedToken]:
+    """Return tokenizer.json's added_tokens."""
+    listed = table.get("added_tokens") or []
+    entries = {str(e.get("id")): e for e in listed if isinstance(e, dict)}
+    return _added_by_config({"added_tokens_decoder": entries})
 
 
 def _special_texts(config: Table) -> list[str]:

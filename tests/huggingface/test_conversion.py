@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gguf_contents import contents
-from hf_cases import CASES, Case
+from hf_archs import CASES
+from hf_cases import Case
 from hf_folders import write_folder
 from loaded_model import loaded, step
 from tokenizers import Tokenizer
