@@ -43,6 +43,8 @@ def parts(setup: Setup) -> list[Part]:
         found.append(part("kv", "kv", (*words, *threads)))
         found += _serving(setup, first, threads)
         found.append(part("drafts", "drafts", ("scripts/bench_speculation", str(first), *threads)))
+        words = ("scripts/bench_speculation", str(first), "--f32", *threads)
+        found.append(part("drafts-model", "draft_model", words))
         found.append(part("pages", "pages", ("scripts/bench_kv_paging",)))
         found.append(part("start", "start", ("scripts/bench_start", str(first), *threads)))
     words = ("scripts/kernel_report", "--random", "q4_0", *threads)
