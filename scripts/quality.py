@@ -43,7 +43,7 @@ def _files(setup: Setup, words: tuple[str, ...]) -> list[Part]:
     """Return the parts that compare files with llama-quantize's."""
     bench = "scripts/bench_quality"
     found = [
-        part(f"files-{kind}", "files", (bench, "tiny", *words, "--types", kind, "--chunks", "40"))
+        part(f"files-{kind}", "files", (bench, "tiny", *words, "--types", kind))
         for kind in ("q4_0", "q3_k_m", "q4_k_m", "q5_k_m")
     ]
     more = ("--types", "q4_0", "--methods", "plain,imatrix,gptq", "--chunks", "8")
