@@ -2,16 +2,21 @@
 """Write tests/goldens/tokens_*.json: how llama.cpp tokenizes the texts of tests/text.
 
     scripts/make_goldens_tokens.py tiny
+    scripts/make_goldens_tokens.py splits
+    scripts/make_goldens_tokens.py families
     scripts/make_goldens_tokens.py model smollm2 MODEL.gguf
     scripts/make_goldens_tokens.py model gemma3 MODEL.gguf
 
 Needs llama-cpp-python beside quantcli. `tiny` trains two small vocabularies, stores them, and
-asks llama.cpp for each way to split text; `model` stores what it says of a real vocabulary.
+asks llama.cpp for some ways to split text; `splits` asks it for all it has, with the merges of
+`tiny`; `families` makes small vocabularies of the other kinds of tokenizers; `model` stores what it
+says of a real vocabulary.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
 import ctypes
 import json
 import sys
@@ -23,8 +28,17 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "text")]
 
 import llama_cpp  # noqa: E402
+from family_vocabs import (  # noqa: E402
+    character_merges,
+    character_metadata,
+    trained_unigram,
+    unigram_metadata,
+    unigram_parts,
+    wordpiece_metadata,
+    wordpieces,
+)
 from gguf import GGUFWriter  # noqa: E402
-from golden_texts import PRETOKENIZERS, TEXTS  # noqa: E402
+from golden_texts import LLAMA_CPP_NAMES, PRETOKENIZERS, SPLIT_TEXTS, TEXTS  # noqa: E402
 from trained_vocab import (  # noqa: E402
     bpe_metadata,
     pieces_of,
@@ -66,10 +80,17 @@ class Vocabulary:
         n = llama_cpp.llama_vocab_n_tokens(self._vocab)
         return [i for i in range(n) if llama_cpp.llama_vocab_is_eog(self._vocab, i)]
 
-    def golden(self) -> dict[str, object]:
+    def whole(self, text: str) -> list[int]:
+        """Return the ids of a text with what the model wants before and after it."""
+        data = text.encode()
+        ids = (ctypes.c_int32 * (len(data) + 8))()
+        n = llama_cpp.llama_tokenize(self._vocab, data, len(data), ids, len(ids), True, False)
+        return list(ids[:n])
+
+    def golden(self, texts: Mapping[str, str] = TEXTS) -> dict[str, object]:
         """Return the ids of all texts, as plain text and, where that differs, with specials."""
-        plain = {name: self.tokenize(text, special=False) for name, text in TEXTS.items()}
-        special = {name: self.tokenize(text, special=True) for name, text in TEXTS.items()}
+        plain = {name: self.tokenize(text, special=False) for name, text in texts.items()}
+        special = {name: self.tokenize(text, special=True) for name, text in texts.items()}
         special = {name: ids for name, ids in special.items() if ids != plain[name]}
         return {"ends": self.ends(), "plain": plain, "special": special}
 
@@ -85,6 +106,8 @@ def write_vocabulary(path: Path, metadata: Mapping[str, object]) -> None:
         elif isinstance(value, str):
             if key != "general.architecture":
                 writer.add_string(key, value)
+        elif key.endswith("charsmap"):
+            writer.add_array(key, bytes(value.tolist()))
         else:
             writer.add_array(key, value if isinstance(value, list) else value.tolist())
     writer.write_header_to_file()
@@ -108,6 +131,61 @@ def tiny() -> None:
     save("tiny", {"merges": merges, "pieces": pieces, "cases": goldens})
 
 
+def opened(metadata: Mapping[str, object], folder: str) -> Vocabulary:
+    """Return a vocabulary that llama.cpp reads from a file with this metadata."""
+    path = Path(folder) / "vocabulary.gguf"
+    write_vocabulary(path, metadata)
+    return Vocabulary(path)
+
+
+def splits() -> None:
+    """Store the ids of every way to split text where they differ from gpt-2's."""
+    merges = json.loads((GOLDENS / "tokens_tiny.json").read_text(encoding="utf-8"))["merges"]
+    texts = {**TEXTS, **SPLIT_TEXTS}
+    stored: dict[str, object] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in LLAMA_CPP_NAMES.split():
+            vocabulary = opened(bpe_metadata(merges, name), folder)
+            ids = {key: vocabulary.tokenize(text, special=False) for key, text in texts.items()}
+            stored[name] = ids
+    base = stored["gpt-2"]
+    assert isinstance(base, dict)
+    names: dict[str, object] = {}
+    for name, ids in stored.items():
+        assert isinstance(ids, dict)
+        same = next((other for other in names if stored[other] == ids), None)
+        names[name] = same or {key: found for key, found in ids.items() if found != base[key]}
+    save("splits", {"base": base, "names": names})
+
+
+def families() -> None:
+    """Store small vocabularies of the other kinds, and their ids."""
+    tokens, merges = character_merges()
+    pieces, table = unigram_parts(trained_unigram())
+    words = wordpieces()
+    cases = {
+        "gemma4": character_metadata(tokens, merges),
+        "granite-embed-multi-311m": character_metadata(
+            tokens, merges, "gpt2", "granite-embed-multi-311m"
+        ),
+        "sarvam-moe": character_metadata(tokens, merges, "gpt2", "sarvam-moe"),
+        "whitespace": character_metadata(tokens, merges, "whitespace", "whitespace"),
+        "t5": unigram_metadata(pieces, table),
+        "t5/spaces": unigram_metadata(pieces, table, merge_spaces=False),
+        "t5/bare": unigram_metadata(pieces, table, add_space_prefix=False, merge_spaces=False),
+        "bert": wordpiece_metadata(words),
+        "bert/cased": wordpiece_metadata(words, lowercase=False),
+    }
+    texts = {**TEXTS, **SPLIT_TEXTS}
+    goldens = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, metadata in cases.items():
+            vocabulary = opened(metadata, folder)
+            goldens[name] = vocabulary.golden(texts) | {"whole": vocabulary.whole("a b")}
+    made = {"tokens": tokens, "merges": merges, "pieces": pieces, "words": words}
+    save("families", {**made, "table": base64.b64encode(table).decode(), "cases": goldens})
+
+
 def save(name: str, content: Mapping[str, object]) -> None:
     """Write a golden, one entry a line."""
     tool = {"tool": "llama.cpp", "version": f"llama-cpp-python {llama_cpp.__version__}"}
@@ -126,17 +204,21 @@ def save(name: str, content: Mapping[str, object]) -> None:
     print(f"{path.relative_to(ROOT)}: {path.stat().st_size} bytes")
 
 
+MADE = {"tiny": tiny, "splits": splits, "families": families}
+
+
 def main() -> None:
     """Do what the command line says."""
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("tiny")
+    for name in MADE:
+        commands.add_parser(name)
     model = commands.add_parser("model")
     model.add_argument("name", choices=("smollm2", "gemma3"))
     model.add_argument("path", type=Path)
     arguments = parser.parse_args()
-    if arguments.command == "tiny":
-        tiny()
+    if arguments.command in MADE:
+        MADE[arguments.command]()
     else:
         save(arguments.name, Vocabulary(arguments.path).golden())
 

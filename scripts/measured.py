@@ -122,21 +122,36 @@ def render(template: str, kept: Mapping[str, Record], script: str) -> str:
     """Return the page: a line `<!-- parts: SECTION -->` becomes what was measured for it."""
 
     def fill(match: re.Match[str]) -> str:
-        blocks = [_block(r) for r in kept.values() if r["section"] == match[1]]
+        blocks = _blocks([r for r in kept.values() if r["section"] == match[1]])
         missing = f"Not measured on this machine; `{script} {match[1]}` does."
         return "\n\n".join(blocks) or missing
 
     return re.sub(r"<!-- parts: (\w+) -->", fill, template).rstrip() + "\n"
 
 
-def _block(kept: Record) -> str:
-    """Return one part's command, where and when it ran, and its tables."""
+def _blocks(found: Sequence[Record]) -> list[str]:
+    """Return each part's command, where and when it ran, and its tables.
+
+    Tables with the same columns become one where command, place and time are the same, too.
+    """
+    blocks: list[tuple[str, str]] = []
+    for kept in found:
+        head, table = _head(kept), tables(str(kept["output"]))
+        columns = "\n".join(table.splitlines()[:2]) + "\n"
+        if blocks and blocks[-1][0] == head and blocks[-1][1].startswith(columns):
+            table = f"{blocks.pop()[1]}\n{table.removeprefix(columns)}"
+        blocks.append((head, table))
+    return [f"{head}\n\n{table}" for head, table in blocks]
+
+
+def _head(kept: Record) -> str:
+    """Return a part's command, and where and when it ran."""
     cpu = kept["cpu"]
     assert isinstance(cpu, Mapping)
     where = f"{cpu['model']}, {cpu['n_cores']} logical cores ({', '.join(cpu['flags'])})"
     peer = f", {kept['peer']}" if kept.get("peer") else ""
     note = f"{kept['date']}, quantcli {kept['quantcli']}{peer}, {where}, {cpu['system']}"
-    return f"    {kept['command']}\n\n{note}\n\n{tables(str(kept['output']))}"
+    return f"    {kept['command']}\n\n{note}"
 
 
 def add_arguments(parser: argparse.ArgumentParser, page: Page) -> None:
@@ -229,9 +244,10 @@ def peer_version(part: Part) -> str:
     given = [i for i, word in enumerate(part.command) if word.startswith("--llama-")]
     if not given:
         return ""
-    program = part.command[given[0] + 1]
+    program = Path(part.command[given[0] + 1])
+    program = program / "llama-perplexity" if program.is_dir() else program
     done = subprocess.run(
-        [program, "--version"], capture_output=True, encoding="utf-8", check=False
+        [str(program), "--version"], capture_output=True, encoding="utf-8", check=False
     )
     line = " ".join((done.stdout + done.stderr).split("\n")[0].split())
     return f"llama.cpp {line}"

@@ -1,4 +1,4 @@
-"""Speed of two programs side by side: parse what they print, take medians, render a table.
+"""Speed of two programs side by side: run them in turns, parse what they print, render a table.
 
 Both print llama-bench's JSON: a list with one entry a test, which holds `n_prompt`, `n_gen` and
 `avg_ts`, the tokens per second.
@@ -6,14 +6,19 @@ Both print llama-bench's JSON: a list with one entry a test, which holds `n_prom
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
 import re
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
+
+from environment import ROOT, interpreter
 
 # CPU features that decide which kernels run, as /proc/cpuinfo spells them.
 RELEVANT_FLAGS = (
@@ -32,6 +37,16 @@ RELEVANT_FLAGS = (
     "sve",
 )
 
+# Weight formats as bench_formats lists them: floats, plain blocks, k-quants, 4 bits with uneven
+# levels, then those whose codebooks quantcli turns into nibbles when it loads them.
+FORMATS = (
+    *("f32", "f16", "bf16"),
+    *("q4_0", "q4_1", "q5_0", "q5_1", "q8_0"),
+    *("q2_k", "q3_k", "q4_k", "q5_k", "q6_k"),
+    *("iq4_nl", "iq4_xs", "mxfp4", "nvfp4"),
+    *("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "tq1_0", "tq2_0"),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
@@ -46,6 +61,53 @@ class Comparison:
     def ratio(self) -> float:
         """Our median over theirs."""
         return median(self.ours) / median(self.theirs)
+
+
+def add_arguments(
+    parser: argparse.ArgumentParser, *, n_prompt: int, n_gen: int, rounds: int, repetitions: int
+) -> None:
+    """Add the options that say what is measured, with these defaults."""
+
+    def add(*names: str, default: int, what: str) -> None:
+        parser.add_argument(*names, type=int, default=default, help=f"{what} ({default})")
+
+    parser.add_argument("--llama-bench", required=True, type=Path, help="llama.cpp's llama-bench")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every round here")
+    add("--rounds", default=rounds, what="runs of each program")
+    add("-p", "--n-prompt", default=n_prompt, what="prompt tokens")
+    add("-n", "--n-gen", default=n_gen, what="generated tokens")
+    add("-t", "--threads", default=2, what="threads of each program")
+    add("-r", "--repetitions", default=repetitions, what="per test and run")
+
+
+def shared_arguments(options: argparse.Namespace) -> list[str]:
+    """Return the arguments that both programs understand alike."""
+    numbers = {
+        "-p": options.n_prompt,
+        "-n": options.n_gen,
+        "-t": options.threads,
+        "-r": options.repetitions,
+    }
+    return [str(part) for pair in numbers.items() for part in pair]
+
+
+def take_turns(name: str, model: Path, options: argparse.Namespace) -> list[Comparison]:
+    """Measure a model with both programs in turns; one comparison a test."""
+    arguments = [*shared_arguments(options), "-o", "json"]
+    ours, theirs = [], []
+    for number in range(1, options.rounds + 1):
+        print(f"{name}: round {number} of {options.rounds}", file=sys.stderr, flush=True)
+        ours.append(measure([interpreter(), "-m", "quantcli", "bench", str(model), *arguments]))
+        theirs.append(measure([str(options.llama_bench), "-m", str(model), *arguments]))
+    return compare(name, ours, theirs)
+
+
+def measure(command: Sequence[str]) -> dict[str, float]:
+    """Run a program once and return its tokens per second by test."""
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False, cwd=ROOT)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}\nended with {done.returncode}:\n{done.stderr}")
+    return parse(done.stdout)
 
 
 def parse(output: str) -> dict[str, float]:
@@ -90,12 +152,13 @@ def markdown(comparisons: Sequence[Comparison]) -> str:
         "|---|---|---:|---:|---:|",
     ]
     for c in comparisons:
-        cells = [c.model, c.test, _spread(c.ours), _spread(c.theirs), f"{c.ratio:.2f}"]
+        cells = [c.model, c.test, spread(c.ours), spread(c.theirs), f"{c.ratio:.2f}"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _spread(values: Sequence[float]) -> str:
+def spread(values: Sequence[float]) -> str:
+    """Return the median, and in brackets the lowest and highest."""
     return f"{median(values):.1f} ({min(values):.1f}-{max(values):.1f})"
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import peers
 from measured import Part, part
 
 
@@ -31,6 +32,7 @@ def parts(setup: Setup) -> list[Part]:
         for model in setup.models if path is not None else ():
             words = ("scripts/bench_peers", "--llama-bench", str(path), str(model), *threads)
             found.append(part(f"{name}-{model.stem}", name, words, isa=isa))
+    found += _formats(setup, threads)
     for model in setup.models:
         words = ("quantcli", "bench", str(model), "--full", "-r", "3", *threads)
         found.append(part(f"bench-{model.stem}", "bench", words))
@@ -43,6 +45,8 @@ def parts(setup: Setup) -> list[Part]:
         found.append(part("kv", "kv", (*words, *threads)))
         found += _serving(setup, first, threads)
         found.append(part("drafts", "drafts", ("scripts/bench_speculation", str(first), *threads)))
+        words = ("scripts/bench_speculation", str(first), "--f32", *threads)
+        found.append(part("drafts-model", "draft_model", words))
         found.append(part("pages", "pages", ("scripts/bench_kv_paging",)))
         found.append(part("start", "start", ("scripts/bench_start", str(first), *threads)))
     words = ("scripts/kernel_report", "--random", "q4_0", *threads)
@@ -50,6 +54,21 @@ def parts(setup: Setup) -> list[Part]:
     for model in setup.models:
         words = ("scripts/kernel_report", str(model), *threads)
         found.append(part(f"kernels-{model.stem}", "kernels", words))
+    return found
+
+
+def _formats(setup: Setup, threads: tuple[str, ...]) -> list[Part]:
+    """Return a part a format and instruction set; all of one set are shown as one command."""
+    found = []
+    for name, isa, path in (
+        ("formats", "", setup.llama_bench),
+        ("formats_avx2", "avx2", setup.llama_bench_avx2),
+    ):
+        words = ("scripts/bench_formats", "--llama-bench", str(path), *threads)
+        shown = part(name, name, words, isa=isa).shown
+        for kind in peers.FORMATS if path is not None else ():
+            one = part(f"{name}-{kind}", name, (*words, "--formats", kind), isa=isa)
+            found.append(replace(one, shown=shown))
     return found
 
 

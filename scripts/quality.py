@@ -14,7 +14,8 @@ class Setup:
 
     models: tuple[Path, ...]
     threads: int
-    llama_perplexity: Path | None = None
+    llama_bin: Path | None = None
+    llm_compressor: Path | None = None
 
 
 def parts(setup: Setup) -> list[Part]:
@@ -26,7 +27,37 @@ def parts(setup: Setup) -> list[Part]:
         found.append(part(f"half-{model.stem}", "perplexity", (*words, *threads)))
         words = (*words, "--protocol", "full")
         found.append(part(f"full-{model.stem}", "perplexity", (*words, *threads)))
-    for model in setup.models if setup.llama_perplexity else ():
-        words = ("scripts/bench_perplexity", "--llama-perplexity", str(setup.llama_perplexity))
-        found.append(part(f"peer-{model.stem}", "peer", (*words, str(model), *threads)))
+    if setup.llama_bin:
+        program = ("--llama-perplexity", str(setup.llama_bin / "llama-perplexity"))
+        for model in setup.models:
+            words = ("scripts/bench_perplexity", *program, str(model), *threads)
+            found.append(part(f"peer-{model.stem}", "peer", words))
+        found += _files(setup, ("--llama-bin", str(setup.llama_bin), *threads))
+    if setup.llm_compressor:
+        words = ("scripts/bench_int4", "tiny", "--llm-compressor", str(setup.llm_compressor))
+        found.append(part("int4", "int4", (*words, *threads)))
     return found
+
+
+def _files(setup: Setup, words: tuple[str, ...]) -> list[Part]:
+    """Return the parts that compare files with llama-quantize's."""
+    bench = "scripts/bench_quality"
+    found = [
+        part(f"files-{kind}", "files", (bench, "tiny", *words, "--types", kind))
+        for kind in ("q4_0", "q3_k_m", "q4_k_m", "q5_k_m")
+    ]
+    more = ("--types", "q4_0", "--methods", "plain,imatrix,gptq", "--chunks", "8")
+    for model in setup.models:
+        if not _is_exact(model):
+            command = (bench, str(model), *words, *more, "--calib-tokens", "8192")
+            found.append(part(f"rounded-{model.stem}", "rounded", command))
+    for model in setup.models:
+        if _is_exact(model):
+            command = ("scripts/bench_plain", str(model), *words)
+            found.append(part(f"plain-{model.stem}", "plain", command))
+    return found
+
+
+def _is_exact(model: Path) -> bool:
+    """Return whether a file holds a model as it was trained, by its name."""
+    return model.stem.lower().endswith(("bf16", "f16", "f32"))

@@ -119,12 +119,12 @@ class Staged:
     @property
     def row_nbytes(self) -> int:
         """Bytes of a token."""
-        return self.width // 32 * self.block_nbytes
+        return 4 * self.width if self.is_float else self.width // 32 * self.block_nbytes
 
     def values(self, copy: int = 0) -> F32:
         """Return f32 (rows, width): what the matmul multiplies with."""
         if self.is_float:
-            return self._gather(np.float32, 0, 32, interleaved=True, copy=copy)
+            return self._gather_floats(copy)
         codes = self._gather(np.int8, 0, 32, copy=copy).astype(np.float32)
         return (codes.reshape(self.n_rows, -1, 32) * self.scales(copy)[..., None]).reshape(
             self.n_rows, -1
@@ -143,9 +143,15 @@ class Staged:
         dtype = np.float32 if self.words[index][0] else np.int32
         return self._gather(dtype, 36 + 4 * index, 1)
 
-    def _gather(
-        self, dtype: type, offset: int, n: int, interleaved: bool = False, copy: int = 0
-    ) -> np.ndarray:
+    def _gather_floats(self, copy: int) -> F32:
+        raw = self.memory.array[copy * self.own_nbytes :]
+        parts = []
+        for start, size in groups(self.n_rows):
+            group = raw[start * self.row_nbytes : (start + size) * self.row_nbytes]
+            parts.append(group.view(np.float32).reshape(self.width, size).T)
+        return np.ascontiguousarray(np.concatenate(parts))
+
+    def _gather(self, dtype: type, offset: int, n: int, copy: int = 0) -> np.ndarray:
         """Collect n values a block and token, which lie `offset` bytes a token into the block."""
         raw = self.memory.array[copy * self.own_nbytes :]
         parts = []
@@ -154,10 +160,7 @@ class Staged:
             blocks = group.reshape(-1, size * self.block_nbytes)
             nbytes = n * np.dtype(dtype).itemsize
             part = blocks[:, offset * size : (offset + nbytes) * size].copy().view(dtype)
-            if interleaved:
-                part = part.reshape(-1, n, size).transpose(2, 0, 1)
-            else:
-                part = part.reshape(-1, size, n).transpose(1, 0, 2)
+            part = part.reshape(-1, size, n).transpose(1, 0, 2)
             parts.append(part.reshape(size, -1))
         return np.concatenate(parts)
 
@@ -173,6 +176,7 @@ def stage(
     norm: F32 | None = None,
     bias: F32 | None = None,
     eps: float = 0.0,
+    factor: float = 1.0,
     executor: Executor | None = None,
     private: int = 0,
 ) -> Staged:
@@ -195,7 +199,7 @@ def stage(
     a["up"], a["up_stride"] = (x if up is None else up).ctypes.data, 4 * width
     a["bias"] = 0 if bias is None else bias.ctypes.data
     a["norm"] = 0 if norm is None else norm.ctypes.data
-    a["width"], a["n_true"], a["eps"] = width, n_true, eps
+    a["width"], a["n_true"], a["eps"], a["factor"] = width, n_true, eps, factor
     a["transform"], a["is_float"] = transform, is_float
     a["out"], a["out_thread_stride"] = staged.memory.address, staged.own_nbytes
     a["row_nbytes"] = staged.row_nbytes

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -17,6 +18,9 @@ from quantcli.checkpoint.positional import PositionalFile
 from quantcli.errors import CheckpointError
 from quantcli.formats import BlockFormat
 from quantcli.qtensor import U8, QTensor
+
+if TYPE_CHECKING:
+    from quantcli.checkpoint.adapter import Adapter
 
 __all__ = [
     "Checkpoint",
@@ -55,9 +59,11 @@ class Checkpoint:
     tensors   by name, in the files' order
     notes     remarks on what is odd but harmless, one sentence each
     packed    tensors that are read as floats, but are integers where they lie: rounded before
+    adapters  LoRA adapters whose tensors are among its own
     """
 
     packed: tuple[str, ...] = ()
+    adapters: tuple[Adapter, ...] = ()
 
     def __init__(
         self,
@@ -144,7 +150,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     what is malformed, missing or cannot be read, and UnsupportedModel for what is not a language
     model or holds tensors of a type that quantcli does not decode.
     """
-    from quantcli.checkpoint.gguf_split import open_gguf
+    from quantcli.checkpoint.adapter import PEFT_CONFIG
+    from quantcli.checkpoint.gguf_split import open_gguf, refuse_adapter
     from quantcli.checkpoint.safetensors import is_folder_of_safetensors
 
     path = Path(path)
@@ -152,4 +159,6 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         # Joins the files to an architecture and a vocabulary, and so stands in a layer above.
         checkpoint: Checkpoint = catalog.load("container", "folder").open_model(path)
         return checkpoint
+    if os.path.isfile(path / PEFT_CONFIG):  # raises for no name, however long
+        raise refuse_adapter(path)
     return open_gguf(path)

@@ -20,8 +20,9 @@ from quantcli.formats import BlockFormat, every
 _SHARD_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 
 # general.type or general.architecture, a key only such files have, what they are
+_ADAPTER = ("adapter", "adapter.type", "a LoRA adapter")
 _NOT_MODELS = (
-    ("adapter", "adapter.type", "a LoRA adapter"),
+    _ADAPTER,
     ("imatrix", "imatrix.chunk_count", "an importance matrix"),
     ("mmproj", "clip.projector_type", "a multimodal projector"),
     ("clip", "clip.has_vision_encoder", "a multimodal projector"),
@@ -29,13 +30,19 @@ _NOT_MODELS = (
 )
 
 
-def open_gguf(path: Path) -> Checkpoint:
-    """Open a GGUF file and, if it is the first of several, the others; see open_checkpoint."""
+def open_gguf(path: Path, *, is_adapter: bool = False) -> Checkpoint:
+    """Open a GGUF file and, if it is the first of several, the others; see open_checkpoint.
+
+    is_adapter   whether it is to be an adapter; else it must be a model
+    """
     with ExitStack() as stack:
         first = stack.enter_context(PositionalFile(path))
         head = read_head(first)
         count = _shard_count(path, head.metadata)
-        _require_model(path, head, is_split=count > 1)
+        if is_adapter:
+            _require_adapter(path, head)
+        else:
+            _require_model(path, head, is_split=count > 1)
         files, heads = [first], [head]
         for number in range(2, count + 1):
             file = stack.enter_context(_open_shard(path, number, count))
@@ -53,12 +60,13 @@ def open_gguf(path: Path) -> Checkpoint:
 def _require_model(path: Path, head: Head, *, is_split: bool) -> None:
     """Refuse what is not a language model, saying what it is."""
     metadata = head.metadata
-    kinds = {_word(metadata, "general.type"), _word(metadata, "general.architecture")}
-    for kind, key, name in _NOT_MODELS:
-        if kind in kinds or key in metadata:
-            raise UnsupportedModel(
-                f"{path}: is {name}, not a language model; give the model's own GGUF file."
-            )
+    row = _kind(metadata)
+    if row == _ADAPTER:
+        raise refuse_adapter(path)
+    if row:
+        raise UnsupportedModel(
+            f"{path}: is {row[2]}, not a language model; give the model's own GGUF file."
+        )
     key = "general.architecture"
     if key not in metadata:
         allowed = "there: the file is not a model, or its conversion was not finished"
@@ -70,6 +78,29 @@ def _require_model(path: Path, head: Head, *, is_split: bool) -> None:
         raise UnsupportedModel(
             f"{path}: holds a vocabulary at most, and no tensors; give the model's own GGUF file."
         )
+
+
+def _require_adapter(path: Path, head: Head) -> None:
+    """Refuse what is not an adapter, saying what it is."""
+    row = _kind(head.metadata)
+    if row != _ADAPTER:
+        what = row[2] if row else "a model"
+        advice = "" if row else "; give it as MODEL, and --lora the adapter's own file"
+        raise UnsupportedModel(f"{path}: is {what}, not a LoRA adapter{advice}.")
+
+
+def refuse_adapter(path: Path) -> UnsupportedModel:
+    """Return the error for an adapter where a model is wanted."""
+    return UnsupportedModel(
+        f"{path}: is a LoRA adapter, not a language model; name the model that it was made for, "
+        f"and add --lora {path} to run, serve, eval, compare or bench it. It cannot be quantized."
+    )
+
+
+def _kind(metadata: Metadata) -> tuple[str, str, str] | None:
+    """Return the row of what a file is, if it is no model."""
+    kinds = {_word(metadata, "general.type"), _word(metadata, "general.architecture")}
+    return next((row for row in _NOT_MODELS if row[0] in kinds or row[1] in metadata), None)
 
 
 def _word(metadata: Metadata, key: str) -> str | None:

@@ -56,20 +56,24 @@ def facts(model: "InstalledModel") -> "dict[str, JsonValue]":
 def known_facts() -> "list[dict[str, JsonValue]]":
     """Return what is known about the models that have a name; a size of 0 is not stated."""
     from quantcli.checkpoint.quants import quant_of
-    from quantcli.checkpoint.sources import rows
+    from quantcli.checkpoint.sources import models_folder, rows
+    from quantcli.cli.machine import folder_nbytes
 
-    return [
-        {
-            "name": row.name,
-            "nbytes": row.nbytes,
-            "format": (quant_of(row.file) or "").lower(),
-            "where": "not here",
-            "last_used": None,
-            "paths": [],
-            "licence": row.licence,
-        }
-        for row in rows().values()
-    ]
+    found: list[dict[str, JsonValue]] = []
+    for row in rows().values():
+        folder = models_folder() / row.folder if row.folder else None
+        found.append(
+            {
+                "name": row.name,
+                "nbytes": row.nbytes if folder is None else folder_nbytes(folder),
+                "format": (quant_of(row.file) or "").lower() if folder is None else "safetensors",
+                "where": "not here" if folder is None else "in quantcli",
+                "last_used": None,
+                "paths": [] if folder is None else [str(folder)],
+                "licence": row.licence,
+            }
+        )
+    return found
 
 
 def cells(model: "dict[str, JsonValue]") -> tuple[str, ...]:

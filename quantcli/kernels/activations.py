@@ -41,6 +41,7 @@ from quantcli.kernels.simd.math import gelu_tanh, relu_squared, silu, swiglu_oai
 # What happens to a row before it is laid out.
 PLAIN, RMS_NORM, SILU, GELU_TANH, LAYER_NORM, SWIGLU_OAI = 0, 1, 2, 3, 4, 5
 GELU_TANH_ALONE, RELU_SQUARED = 6, 7  # of x, without an `up`
+SCALE = 8  # times `factor`
 MAX_WORDS = 12
 
 ARGS = np.dtype(
@@ -62,10 +63,11 @@ ARGS = np.dtype(
         ("rows", "i8"),  # i64 (entries): the row of x that each entry takes, or 0: its own
         ("n_heads", "i8"),  # heads of a row that are laid out as runs of rows, or 0: rows are
         ("head_nbytes", "i8"),  # bytes between heads
-        ("width", "i8"),  # values a row, a multiple of 32, zeros after n_true
+        ("width", "i8"),  # values a row, a multiple of 32 (f32: of 16), zeros after n_true
         ("n_true", "i8"),  # values that count for the mean
         ("eps", "f4"),
-        ("transform", "i4"),
+        ("factor", "f4"),
+        ("transform", "i8"),
         ("is_float", "i8"),  # lay out as f32 instead of int8
         ("out", "i8"),
         ("out_thread_stride", "i8"),
@@ -85,7 +87,7 @@ ZERO, ONE, MAX_CODE = f32(0.0), f32(1.0), f32(127.0)
 TINY = f32(1e-36)  # where 127 / x would soon overflow: blocks below it are taken as zeros
 
 
-def reference(x, transform=PLAIN, *, up=None, norm=None, bias=None, eps=0.0):
+def reference(x, transform=PLAIN, *, up=None, norm=None, bias=None, eps=0.0, factor=1.0):
     """Return transformed rows: f32 (rows, width), computed in f64."""
     x = np.float64(x)
     if transform == LAYER_NORM:
@@ -103,6 +105,8 @@ def reference(x, transform=PLAIN, *, up=None, norm=None, bias=None, eps=0.0):
         x = x / (1 + np.exp(-1.702 * x)) * (up + 1)
     elif transform == RELU_SQUARED:
         x = np.maximum(x, 0) ** 2
+    elif transform == SCALE:
+        x = x * factor
     return x.astype(np.float32)
 
 
@@ -180,6 +184,10 @@ def _transform_row(a, x, up, row):
         layer_norm_row(x, row, a.norm, a.bias, a.n_true, a.eps)
         for i in range((a.n_true + 15) // 16, n):
             store_f32x16(row + 64 * i, splat(ZERO))
+        return row
+    if a.transform == SCALE:
+        for i in range(n):
+            store_f32x16(row + 64 * i, vmul(load_f32x16(x + 64 * i), splat(a.factor)))
         return row
     for i in range(n):
         v = _activated(a.transform, load_f32x16(x + 64 * i), load_f32x16(up + 64 * i))

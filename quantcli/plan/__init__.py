@@ -72,6 +72,12 @@ class Plan:
         """The last buffer: f32 (outputs, n_vocab)."""
         return self.ops[-1].output
 
+    def emptied(self) -> Plan:
+        """Return a plan without ops yet, which knows this one's weights and the names in use."""
+        plan = Plan()
+        plan.weights, plan._names = dict(self.weights), dict(self._names)
+        return plan
+
     def embed(self, weight: str, n_vocab: int, width: int, scale: float = 1.0) -> Buffer:
         """Look the step's tokens up in a matrix (n_vocab, width)."""
         self._weight(weight, (n_vocab, width))

@@ -1,9 +1,9 @@
 """Which ops of a plan the compiled kernels do on the way to another: read off the plan alone.
 
-norms, gated, activate   read by products only: done while activations are staged
+norms, gated, activate, scale   read by products only: done while activations are staged
 rms_norm, scale, mix   read by one add: done together with it
 rms_norm, rope    on the way to an attention's q or k: done per head, before k is stored
-add               of a linear read by nothing else: the linear adds to the residual in place
+add               of a product read by nothing else: the product adds to the other in place
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from quantcli.plan import Buffer, Op, Plan
 
 PRODUCTS = ("linear", "expert_linear", "head_linear")
-_STAGED = ("rms_norm", "layer_norm", "gated", "activate")
+_STAGED = ("rms_norm", "layer_norm", "gated", "activate", "scale")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +61,13 @@ class Fusion:
             return (buffer,)
         return tuple(root for source in op.inputs for root in self.roots(source))
 
-    def residual_add(self, linear: Op) -> Op | None:
-        """Return the add that is all that reads a linear as its second input, if there is one."""
-        readers = self.readers[linear.output]
+    def residual_add(self, product: Op) -> Op | None:
+        """Return the add that is all that reads a product as its second input, if there is one."""
+        readers = self.readers[product.output]
         if len(readers) != 1 or readers[0].kind != "add":
             return None
         add = readers[0]
-        return add if add.inputs[1] == linear.output != add.inputs[0] else None
+        return add if add.inputs[1] == product.output != add.inputs[0] else None
 
     def _is_staged(self, op: Op) -> bool:
         if op.kind == "rms_norm" and op.params["group"]:

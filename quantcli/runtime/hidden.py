@@ -22,7 +22,7 @@ def final_norm(plan: Plan) -> Op:
     """
     producers = {op.output: op for op in plan.ops}
     op = producers[plan.logits]
-    while op.kind in ("softcap", "scale"):
+    while op.kind in ("softcap", "scale", "add"):  # an adapter of the output matrix adds
         op = producers[op.inputs[0]]
     norm = producers[op.inputs[0]] if op.kind == "linear" else op
     if norm.kind not in ("rms_norm", "layer_norm") or norm.params.get("group"):

@@ -51,6 +51,16 @@ class ProductLowerer(Lowerer):
         a["scale"] = op.number("scale")
 
     def _lower_linear(self, op: Op) -> None:
+        self._multiply(op, set())
+
+    def _lower_expert_linear(self, op: Op) -> None:
+        routes = self.routes[op.inputs[1].axis]
+        a = self._multiply(op, {routes.name})
+        routes.sort(a)
+        a["is_shared"] = op.inputs[0].axis == op.inputs[1].axis
+
+    def _multiply(self, op: Op, also_reads: set[str]) -> np.void:
+        """Lower a product, which adds to what an add behind it would, in place where it can."""
         matrix = self.sources.weights.matrices[op.weights[0]]
         acts = self._stage(op, matrix.panel.is_float)
         add = self.fusion.residual_add(op)
@@ -63,22 +73,11 @@ class ProductLowerer(Lowerer):
         else:
             out = self.place(op.output)
         kernel = matmul.module(matrix.panel.name).matmul
-        reads = {acts.name} | ({out.name} if in_place else set())
+        reads = {acts.name} | also_reads | ({out.name} if in_place else set())
         a = self.call(kernel, MATMUL_ARGS, reads, {out.name})
         a["out"], a["out_stride"], a["is_add"] = out.address, out.stride, in_place
         self._point_product(a, op, matrix, acts)
-
-    def _lower_expert_linear(self, op: Op) -> None:
-        matrix = self.sources.weights.matrices[op.weights[0]]
-        acts = self._stage(op, matrix.panel.is_float)
-        routes = self.routes[op.inputs[1].axis]
-        out = self.place(op.output)
-        kernel = matmul.module(matrix.panel.name).matmul
-        a = self.call(kernel, MATMUL_ARGS, {acts.name, routes.name}, {out.name})
-        a["out"], a["out_stride"] = out.address, out.stride
-        self._point_product(a, op, matrix, acts)
-        routes.sort(a)
-        a["is_shared"] = op.inputs[0].axis == op.inputs[1].axis
+        return a
 
     def _lower_head_linear(self, op: Op) -> None:
         matrix = self.sources.weights.matrices[op.weights[0]]
@@ -153,6 +152,9 @@ class ProductLowerer(Lowerer):
             a["norm"], a["eps"] = self.vector(op.weights[0]), op.number("eps")
             if len(op.weights) > 1:
                 a["bias"] = self.vector(op.weights[1])
+            return
+        if op.kind == "scale":
+            a["transform"], a["factor"] = activations.SCALE, op.number("factor")
             return
         transforms = _TRANSFORMS if op.kind == "gated" else _ALONE
         a["transform"] = transforms[str(op.params["act"])]

@@ -9,6 +9,7 @@ from quantcli.arch import Hyper, check_tensors, get
 from quantcli.checkpoint import Checkpoint
 from quantcli.kvcache import KVCache, create
 from quantcli.plan import ENTRIES, Plan
+from quantcli.runtime.adapters import adapted
 from quantcli.runtime.memory import (
     MemoryPlan,
     available_memory,
@@ -52,12 +53,15 @@ def size_model(
 
     context   positions a sequence can hold; None: the model's own, cut to what memory allows
 
+    The plan applies the adapters that the checkpoint has.
+
     Raises what Hyper and check_tensors raise for a model that cannot be run, ResourceError for one
     that does not fit, UsageError for an unknown KV cache type.
     """
     hyper = Hyper.from_metadata(checkpoint.metadata, checkpoint.tensors)
     plan = get(hyper.arch).build(hyper)
     plan.verify()
+    plan = adapted(plan, checkpoint)
     check_tensors(plan, checkpoint.tensors)
     n_vocab = plan.logits.width
     max_outputs = max(1, min(MAX_ROWS, _LOGITS_NBYTES // (4 * n_vocab)))
@@ -93,6 +97,6 @@ def _buffers_nbytes(plan: Plan, max_outputs: int) -> int:
     widths = {
         op.output.width * (n_used if op.output.axis in ENTRIES.values() else 1)
         for op in plan.ops
-        if op.output != plan.logits
+        if (op.output.axis, op.output.width) != (plan.logits.axis, plan.logits.width)
     }
     return 4 * (2 * MAX_ROWS * sum(widths) + max_outputs * plan.logits.width)

@@ -44,8 +44,8 @@ class Staged:
 
     @property
     def row_nbytes(self) -> int:
-        """Bytes of a token."""
-        return self.width // 32 * self.block_nbytes
+        """Bytes of a token; of f32 the width is a multiple of 16."""
+        return 4 * self.width if self.name == FLOAT else self.width // 32 * self.block_nbytes
 
 
 class Staging:

@@ -8,6 +8,7 @@ a crash. All panels lie in one arena, which asks for huge pages.
 from __future__ import annotations
 
 import mmap
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import prod
@@ -167,8 +168,11 @@ class Weights:
 
 
 def _arena(nbytes: int) -> mmap.mmap:
+    # Private, where there is a choice: systems give huge pages to shared memory only if told to.
+    is_windows = sys.platform == "win32"
+    private = {} if is_windows else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
     try:
-        arena = mmap.mmap(-1, max(nbytes, 1))
+        arena = mmap.mmap(-1, max(nbytes, 1), **private)
     except (OSError, ValueError) as error:
         raise ResourceError(
             f"the weights need {nbytes / 2**20:.0f} MiB of memory, which this machine refuses: "

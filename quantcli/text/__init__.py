@@ -14,8 +14,20 @@ __all__ = ["Tokenizer", "from_metadata"]
 MODEL = PREFIX + "model"
 # tokenizer.ggml.model: the module that builds it
 ALGORITHMS = {
+    "bert": "quantcli.text.wordpiece",
+    "gemma4": "quantcli.text.character_bpe",
     "gpt2": "quantcli.text.bpe",
     "llama": "quantcli.text.spm",
+    "t5": "quantcli.text.unigram",
+    "whitespace": "quantcli.text.character_bpe",
+}
+# Those that llama.cpp knows besides, and what they are.
+_OTHERS = {
+    "hybriddna": "BPE with words of DNA",
+    "none": "a file without a vocabulary",
+    "no_vocab": "a file without a vocabulary",
+    "plamo2": "the tokenizer of PLaMo 2",
+    "rwkv": "the tokenizer of RWKV",
 }
 
 
@@ -31,8 +43,8 @@ def from_metadata(metadata: Metadata) -> Tokenizer:
     module = ALGORITHMS.get(str(model))
     if module is None:
         known = ", ".join(sorted(ALGORITHMS))
+        what = _OTHERS.get(str(model), "a kind of tokenizer")
         raise UnsupportedModel(
-            f"{MODEL} is {described(model)}, a kind of tokenizer that quantcli does not have. "
-            f"Known: {known}."
+            f"{MODEL} is {described(model)}, {what}, which quantcli does not have. Known: {known}."
         )
     return cast("Tokenizer", import_module(module).build(metadata))

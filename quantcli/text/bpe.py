@@ -17,21 +17,17 @@ from tokenizers.models import BPE
 from tokenizers.normalizers import NFC
 from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 
-from quantcli.errors import CheckpointError
+from quantcli.text import character_bpe
+from quantcli.text.merges import plain_merges
 from quantcli.text.pretokenizers import DEFAULT, PreTokenizer, pretokenizer
 from quantcli.text.special import classify
 from quantcli.text.tokenizer import Tokenizer
 from quantcli.text.vocabulary import (
-    MERGES,
     PREFIX,
-    TOKENS,
     Defaults,
     Kind,
     Metadata,
-    described,
-    of_kind,
     read_vocabulary,
-    strings,
 )
 
 # Long text goes through the library in pieces of this many characters, cut where no word can be:
@@ -102,6 +98,8 @@ def build(metadata: Metadata) -> Tokenizer:
     vocabulary that is not consistent.
     """
     name = str(metadata.get(PREFIX + "pre", DEFAULT))
+    if name in character_bpe.RULES:
+        return character_bpe.build(metadata)
     notes = []
     if name == DEFAULT:
         notes.append(
@@ -111,53 +109,9 @@ def build(metadata: Metadata) -> Tokenizer:
     row = pretokenizer(name)
     vocabulary = read_vocabulary(metadata, Defaults(add_bos=row.add_bos))
     specials = classify(vocabulary)
-    ids = dict(vocabulary.by_text)
-    for token in of_kind(specials.kinds, Kind.CONTROL, Kind.UNKNOWN, Kind.UNUSED):
-        del ids[vocabulary.texts[token]]
-    pairs = _pairs(strings(metadata, MERGES))
-    if not _closed(pairs, ids):
-        pairs = _within(pairs, ids, vocabulary.by_text)
+    ids, pairs = plain_merges(metadata, vocabulary, specials)
     model = BPE(vocab=ids, merges=pairs, ignore_merges=row.ignore_merges)
     return Tokenizer(vocabulary, specials, ByteLevelBPE(model, row), notes=notes)
-
-
-def _pairs(merges: list[str]) -> list[tuple[str, str]]:
-    """Return merges as pairs; the space between the two is not the first character."""
-    cuts = [merge.find(" ", 1) for merge in merges]
-    if -1 in cuts:
-        index = cuts.index(-1)
-        raise CheckpointError(
-            f"{MERGES}[{index}] is {described(merges[index])}; it should be two tokens with a "
-            "space between."
-        )
-    return [(merge[:cut], merge[cut + 1 :]) for merge, cut in zip(merges, cuts, strict=True)]
-
-
-def _closed(pairs: list[tuple[str, str]], ids: dict[str, int]) -> bool:
-    """Return whether all parts and results of merges are tokens."""
-    if not pairs:
-        return True
-    known = ids.keys()
-    left, right = map(set, zip(*pairs, strict=True))
-    return known >= left and known >= right and known >= {a + b for a, b in pairs}
-
-
-def _within(
-    pairs: list[tuple[str, str]], ids: dict[str, int], texts: dict[str, int]
-) -> list[tuple[str, str]]:
-    """Return the merges among plain tokens; raise CheckpointError for one of unknown tokens."""
-    kept = []
-    for index, (left, right) in enumerate(pairs):
-        parts = (left, right, left + right)
-        unknown = [part for part in parts if part not in texts]
-        if unknown:
-            raise CheckpointError(
-                f"{MERGES}[{index}] is {described(left + ' ' + right)}, but "
-                f"{described(unknown[0])} is not in {TOKENS}."
-            )
-        if all(part in ids for part in parts):
-            kept.append((left, right))
-    return kept
 
 
 def _pieces(text: str, row: PreTokenizer) -> Iterator[str]:

@@ -98,6 +98,22 @@ _QWEN35 = (
     rf"{_CONTRACTION}|{_LEAD}[\p{{L}}\p{{M}}]+|\p{{N}}"
     rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
 )
+# Digits grouped from the right; scripts that are written without spaces, as Trinity has them.
+_AFMOE_DIGITS = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
+_AFMOE_SCRIPTS = (
+    "[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf"
+    "\u0e40-\u0e7f\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af"
+    "\u1100-\u11ff]+"
+)
+_NOT_HAN = r"&&[^\p{Han}]"
+_KIMI = "|".join(
+    (
+        r"\p{Han}+",
+        rf"{_LEAD}[{_UPPER}{_NOT_HAN}]*[{_LOWER}{_NOT_HAN}]+{_CONTRACTION}?",
+        rf"{_LEAD}[{_UPPER}{_NOT_HAN}]+[{_LOWER}{_NOT_HAN}]*{_CONTRACTION}?",
+        rf"{_DIGITS_OF_THREE}|{_SYMBOLS}[\r\n]*|{_SPACES}",
+    )
+)
 _YOUTU_SCRIPTS = (
     "[\uac00-\ud7a3\u3131-\u318e]+"  # Hangul
     "|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f\ufe30-\ufe4f]+"
@@ -138,6 +154,9 @@ _TINY_AYA_ROW = PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", _O200K), groups_digits
 DEFAULT = "default"
 PRETOKENIZERS: dict[str, PreTokenizer] = {
     "a.x-4.0": PreTokenizer((_GPT2,)),
+    "afmoe": PreTokenizer(
+        (_AFMOE_DIGITS, _AFMOE_SCRIPTS, _DEEPSEEK3), groups_digits=True, groups_words=True
+    ),
     "bailingmoe": PreTokenizer((_BAILING,)),
     "bailingmoe2": PreTokenizer((_BAILING,)),
     "bloom": PreTokenizer((_BLOOM,)),
@@ -187,11 +206,14 @@ PRETOKENIZERS: dict[str, PreTokenizer] = {
     "jais-2": PreTokenizer((_JAIS2,)),
     "jina-de": PreTokenizer((_GPT2,)),
     "jina-es": PreTokenizer((_GPT2,)),
+    "jina-v1-en": PreTokenizer((_GPT2,)),
+    "jina-v2-code": PreTokenizer((_GPT2,)),
     "jina-v2-de": PreTokenizer((_GPT2,)),
     "jina-v2-es": PreTokenizer((_GPT2,)),
     "jina-v5-nano": _LLAMA3_ROW,
     "joyai-llm": _DEEPSEEK3_ROW,
     "kanana2": _O200K_ROW,
+    "kimi-k2": PreTokenizer((_KIMI,)),
     "kormo": _QWEN2_ROW,
     "laguna": PreTokenizer(("[^\n]+|[\n]+", _QWEN2)),
     "lfm2": _LLAMA3_ROW,
@@ -216,6 +238,7 @@ PRETOKENIZERS: dict[str, PreTokenizer] = {
     "qwen2": _QWEN2_ROW,
     "qwen35": PreTokenizer((_QWEN35,), nfc=True),
     "refact": _DIGITS_THEN_GPT2,
+    "roberta-bpe": PreTokenizer((_GPT2,)),
     "seed-coder": PreTokenizer((_SEED_CODER,)),
     "smaug-bpe": PreTokenizer((_LLAMA3,)),
     "smollm": _DIGITS_THEN_GPT2,

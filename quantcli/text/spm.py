@@ -17,13 +17,13 @@ from quantcli.errors import CheckpointError
 from quantcli.text.special import classify
 from quantcli.text.tokenizer import Tokenizer
 from quantcli.text.vocabulary import (
-    PREFIX,
     SCORES,
     TOKENS,
     Defaults,
     Kind,
     Metadata,
     Vocabulary,
+    flag,
     numbers,
     of_kind,
     read_vocabulary,
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     I64 = npt.NDArray[np.int64]
     U8 = npt.NDArray[np.uint8]
 
+Processor = SentencePieceProcessor
 SPACE = "\u2581"  # what pieces write for a space
 DEFAULTS = Defaults(bos=1, eos=2, unknown=0, add_bos=True)
 
@@ -72,20 +73,19 @@ def build(metadata: Metadata) -> Tokenizer:
     """
     vocabulary = read_vocabulary(metadata, DEFAULTS)
     specials = classify(vocabulary)
-    scores = _scores(metadata, len(vocabulary.texts))
-    add_space_prefix = metadata.get(PREFIX + "add_space_prefix", True)
-    if not isinstance(add_space_prefix, bool):
-        raise CheckpointError(f"{PREFIX}add_space_prefix should be true or false.")
-    kinds = _piece_kinds(vocabulary, specials.kinds)
+    scores = read_scores(metadata, len(vocabulary.texts))
+    add_space_prefix = flag(metadata, "add_space_prefix", True)
+    kinds = piece_kinds(vocabulary, specials.kinds)
     algorithm = SentencePieceBPE(
-        _processor(model_proto(vocabulary.texts, scores, kinds)),
+        loaded(model_proto(vocabulary.texts, scores, kinds)),
         add_space_prefix=add_space_prefix,
     )
     strip_after = _swallows_spaces(metadata, vocabulary, specials.kinds)
     return Tokenizer(vocabulary, specials, algorithm, strip_after=strip_after)
 
 
-def _scores(metadata: Metadata, n: int) -> F32:
+def read_scores(metadata: Metadata, n: int) -> F32:
+    """Return the scores of `n` pieces, f32 (n,); raise CheckpointError if they are no such."""
     import numpy as np
 
     scores = numbers(metadata, SCORES, n, "if")
@@ -98,7 +98,7 @@ def _scores(metadata: Metadata, n: int) -> F32:
     return as_f32
 
 
-def _piece_kinds(vocabulary: Vocabulary, kinds: bytes) -> bytearray:
+def piece_kinds(vocabulary: Vocabulary, kinds: bytes) -> bytearray:
     """Return kinds as the library wants them.
 
     One piece is unknown, none is user-defined, and there are all 256 bytes or none.
@@ -122,7 +122,7 @@ def _swallows_spaces(metadata: Metadata, vocabulary: Vocabulary, kinds: bytes) -
     Phi-3's tokenizer does that after all of its added tokens but three.
     """
     names = (metadata.get("general.architecture"), metadata.get("general.name"))
-    if not any(str(name).lower().startswith(("phi3", "phi-3")) for name in names):
+    if not any("phi3" in name or "phi-3" in name for name in map(str.lower, map(str, names))):
         return []
     keeps = ("<unk>", "<s>", "<|endoftext|>")
     control = of_kind(kinds, Kind.CONTROL, Kind.UNKNOWN)
@@ -167,7 +167,8 @@ def pieces_of_model(model: bytes) -> Pieces:
     return Pieces(texts, processor.get_score(ids), kinds)
 
 
-def _processor(proto: bytes) -> SentencePieceProcessor:
+def loaded(proto: bytes) -> Processor:
+    """Return a model that `model_proto` wrote; raise CheckpointError if it makes no sense."""
     processor = SentencePieceProcessor()
     try:
         processor.LoadFromSerializedProto(proto)
@@ -184,8 +185,10 @@ _TEXT, _SCORE, _KIND = 0x0A, 0x15, 0x18
 _SCORE_NBYTES, _KIND_NBYTES = 5, 2
 
 
-def model_proto(texts: Sequence[str], scores: F32, kinds: bytes | bytearray) -> bytes:
-    """Return a SentencePiece model of BPE pieces, as the library loads it.
+def model_proto(
+    texts: Sequence[str], scores: F32, kinds: bytes | bytearray, *, is_unigram: bool = False
+) -> bytes:
+    """Return a SentencePiece model of BPE or unigram pieces, as the library loads it.
 
     scores   f32 (n,)
     kinds    the Kind of each piece: one is unknown; there are all 256 bytes or none
@@ -193,7 +196,8 @@ def model_proto(texts: Sequence[str], scores: F32, kinds: bytes | bytearray) -> 
     Text is neither normalized nor given a leading space; 262,144 pieces take about 0.1 s.
     """
     has_bytes = kinds.count(Kind.BYTE) == 256
-    trainer = _varint_field(3, 2) + _varint_field(35, has_bytes)  # model_type BPE; byte_fallback
+    # model_type, 1 unigram or 2 BPE; byte_fallback
+    trainer = _varint_field(3, 1 if is_unigram else 2) + _varint_field(35, has_bytes)
     # add_dummy_prefix, remove_extra_whitespaces and escape_whitespaces are all off
     normalizer = b"\x0a\x08identity" + b"".join(_varint_field(field, 0) for field in (3, 4, 5))
     parts = [

@@ -46,11 +46,13 @@ class Tokenizer:
         algorithm: Algorithm,
         *,
         strip_after: Collection[int] = (),
+        end: int | None = None,
         notes: Iterable[str] = (),
     ) -> None:
         """Join a vocabulary, what its special tokens are, and the algorithm for it.
 
         strip_after   control tokens that swallow the white space after them
+        end           the token behind a whole text; None for EOS, if the vocabulary says so
         """
         texts, kinds = vocabulary.texts, specials.kinds
         self.n_vocab = len(texts)
@@ -59,7 +61,7 @@ class Tokenizer:
         self.eog = specials.ends
         self.add_bos = vocabulary.add_bos and self.bos is not None
         self.notes = (*vocabulary.notes, *notes)
-        self._add_eos = vocabulary.add_eos and self.eos is not None
+        self._end = self.eos if end is None and vocabulary.add_eos else end
         self._texts, self._kinds = texts, kinds
         self._hidden = specials.hidden
         self._algorithm = algorithm
@@ -96,7 +98,7 @@ class Tokenizer:
         if not add_special:
             return ids
         ids = self.with_bos(ids)
-        return [*ids, self.eos] if self._add_eos and self.eos is not None else ids
+        return ids if self._end is None else [*ids, self._end]
 
     def split_control(self, text: str) -> Iterable[str | int]:
         """Return the control tokens that a text spells, and the text between them, in order."""

@@ -46,7 +46,9 @@ class Defaults:
     bos: int | None = None
     eos: int | None = None
     unknown: int | None = None
+    separator: int | None = None
     add_bos: bool = False
+    add_eos: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +91,8 @@ def read_vocabulary(metadata: Metadata, defaults: Defaults) -> Vocabulary:
         by_text=by_text,
         kinds=bytes(kinds),
         ids=ids,
-        add_bos=_flag(metadata, "add_bos_token", defaults.add_bos),
-        add_eos=_flag(metadata, "add_eos_token", False),
+        add_bos=flag(metadata, "add_bos_token", defaults.add_bos),
+        add_eos=flag(metadata, "add_eos_token", defaults.add_eos),
         notes=tuple(notes),
     )
 
@@ -145,7 +147,8 @@ def described(value: object) -> str:
     return "an array of strings" if dtype is None else f"an array of {dtype}"
 
 
-def _flag(metadata: Metadata, name: str, default: bool) -> bool:
+def flag(metadata: Metadata, name: str, default: bool) -> bool:
+    """Return a flag of the tokenizer; raise CheckpointError if it is not true or false."""
     value = metadata.get(PREFIX + name, default)
     if not isinstance(value, bool):
         raise CheckpointError(f"{PREFIX}{name} is {described(value)}; it should be true or false.")
@@ -159,6 +162,7 @@ SPECIAL_IDS = (
     ("eot", "eot_token_id"),
     ("eom", "eom_token_id"),
     ("unknown", "unknown_token_id"),
+    ("separator", "seperator_token_id"),  # GGUF spells it so
     ("padding", "padding_token_id"),
     ("fim_pad", "fim_pad_token_id"),
     ("fim_rep", "fim_rep_token_id"),

@@ -57,7 +57,7 @@ MODEL = (
     Bad(
         "39 adapter",
         keys(key("general.type", "adapter"), key("adapter.type", "lora")),
-        ("a LoRA adapter", "the model's own"),
+        ("a LoRA adapter", "--lora"),
         error=UnsupportedModel,
     ),
     Bad(

@@ -64,7 +64,9 @@ def test_all_adds_the_models_that_have_a_name(
     names = [model["name"] for model in listed]
     assert len(names) == len(set(names))
     assert set(names) == {*rows(), "org/Tiny-GGUF:Q8_0"}
-    assert {model["where"] for model in listed[2:]} == {"not here"}
+    where = {model["name"]: model["where"] for model in listed[2:]}
+    assert where.pop("tiny") == "in quantcli"
+    assert set(where.values()) == {"not here"}
     assert main(["list", "--all"]) == 0
     assert "gemma3-270m  " in capsys.readouterr().out
 

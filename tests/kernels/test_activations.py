@@ -15,6 +15,7 @@ from quantcli.kernels.activations import (
     PLAIN,
     RELU_SQUARED,
     RMS_NORM,
+    SCALE,
     SILU,
     SWIGLU_OAI,
     TINY,
@@ -33,6 +34,7 @@ TRANSFORMS = (
     SWIGLU_OAI,
     GELU_TANH_ALONE,
     RELU_SQUARED,
+    SCALE,
 )
 WORDS = (*SUM, *SUM_HALVES, *fold(8), *fold_halves(32))
 
@@ -70,6 +72,14 @@ def test_floats_are_laid_out_as_they_are(n_rows: int) -> None:
     assert not staged.values()[:, 100:].any()
 
 
+@pytest.mark.parametrize("transform", [PLAIN, RMS_NORM, SCALE])
+def test_floats_may_end_in_half_a_block(transform: int) -> None:
+    x, norm = values(1, 11, 16), values(2, 16)
+    options = {"is_float": True, "transform": transform, "norm": norm, "factor": 0.25}
+    want = stage(x, **options).values()[:, :16]
+    assert stage(x, width=16, **options).values().tobytes() == want.tobytes()
+
+
 def test_halves_round_to_even_and_extremes_are_127() -> None:
     x = np.zeros((1, 32), np.float32)
     x[0, :8] = [127, -127, 0.5, 1.5, 2.5, -0.5, -1.5, 126.5]
@@ -86,9 +96,16 @@ def test_rows_are_transformed_first(transform: int, width: int) -> None:
     x, up, norm, bias = values(1, 9, 150), values(2, 9, 150), values(3, 150), values(4, 150)
     x[0, :3], up[0, :3] = [9.0, -9.0, 20.0], [9.0, -9.0, 0.5]  # beyond the clamp of one of them
     options = {"transform": transform, "up": up, "norm": norm, "bias": bias, "eps": 1e-5}
+    options["factor"] = -2.5
     staged = stage(x, is_float=True, width=width, **options)
     want = activations.reference(
-        x, transform, up=up, norm=norm, eps=1e-5, bias=bias if transform == LAYER_NORM else None
+        x,
+        transform,
+        up=up,
+        norm=norm,
+        eps=1e-5,
+        bias=bias if transform == LAYER_NORM else None,
+        factor=-2.5,
     )
     bound = 32 * UNIT * (np.abs(want) + np.abs(up) + np.abs(x) + 1)
     assert (np.abs(staged.values()[:, :150] - want) <= bound).all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 from collections.abc import Iterator
 from ctypes import c_uint8
 from pathlib import Path
@@ -144,6 +145,21 @@ def test_a_file_cut_short_behind_our_back_is_an_error(tmp_path: Path, executor: 
 def test_memory_that_the_machine_refuses_is_an_error() -> None:
     with pytest.raises(ResourceError, match=r"the weights need \d+ MiB of memory.*smaller model"):
         Weights(1 << 62)
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux")
+def test_weights_lie_where_the_system_gives_huge_pages() -> None:
+    weights = Weights(1 << 20)
+    address = weights.take("m", matmul.module("f32").PANEL, (16, 32)).address
+    flags: set[str] = set()
+    is_within = False
+    for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
+        if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            is_within = int(found[1], 16) <= address < int(found[2], 16)
+        elif is_within and line.startswith("VmFlags:"):
+            flags = set(line.split()[1:])
+    assert "sh" not in flags  # shared: huge pages only if the administrator says so
+    assert "hg" in flags or not Path("/sys/kernel/mm/transparent_hugepage").exists()
 
 
 def test_nothing_is_packed_where_nothing_is_to_be(executor: Executor) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
-import importlib.util
 import json
-import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
-from source_tree import ROOT
+
+from quantcli.kernels import matmul
 
 # What llama-bench of llama.cpp (build 1, commit 0c1e570) printed for `-p 16 -n 4 -r 2 -t 2
 # -o json` with SmolLM2-135M Q4_1, its settings left out.
@@ -51,15 +52,8 @@ model name\t: AMD EPYC
 
 
 @pytest.fixture(scope="module")
-def peers() -> ModuleType:
-    """Return scripts/peers.py as a module."""
-    spec = importlib.util.spec_from_file_location("peers", ROOT / "scripts" / "peers.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["peers"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+def peers(scripts: dict[str, ModuleType]) -> ModuleType:
+    return scripts["peers"]
 
 
 def test_llama_bench_json_gives_tokens_per_second_by_test(peers: ModuleType) -> None:
@@ -137,3 +131,26 @@ def test_a_machine_without_cpuinfo_still_has_a_name(peers: ModuleType) -> None:
     found = peers.parse_cpuinfo("")
     assert found["model"]
     assert found["flags"] == []
+
+
+def test_programs_take_turns(peers: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = []
+
+    def measure(command: list[str]) -> dict[str, float]:
+        is_ours = "quantcli" in command
+        ran.append("ours" if is_ours else "theirs")
+        assert command[-10:] == ["-p", "16", "-n", "4", "-t", "2", "-r", "1", "-o", "json"]
+        return {"pp16": 10.0 * len(ran), "tg4": 3.0} if is_ours else {"pp16": 4.0, "tg4": 2.0}
+
+    monkeypatch.setattr(peers, "measure", measure)
+    parser = argparse.ArgumentParser()
+    peers.add_arguments(parser, n_prompt=16, n_gen=4, rounds=2, repetitions=1)
+    options = parser.parse_args(["--llama-bench", "llama-bench"])
+    prompt, generated = peers.take_turns("a", Path("a.gguf"), options)
+    assert ran == ["ours", "theirs"] * 2
+    assert (prompt.test, prompt.ours, prompt.theirs) == ("pp16", (10.0, 30.0), (4.0, 4.0))
+    assert generated.ratio == 1.5
+
+
+def test_formats_are_all_that_have_kernels(peers: ModuleType) -> None:
+    assert sorted(peers.FORMATS) == sorted(matmul.names())

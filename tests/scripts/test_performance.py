@@ -43,7 +43,10 @@ def test_every_section_of_the_page_has_its_parts(performance: ModuleType) -> Non
 
 def test_without_llama_cpp_its_parts_are_left_out(performance: ModuleType) -> None:
     sections = {part.section for part in performance.parts(setup(performance))}
-    assert sections == {"bench", "threads", "kv", "drafts", "pages", "start", "kernels"}
+    assert sections == {
+        *("bench", "threads", "kv", "serving", "drafts", "draft_model", "pages", "start"),
+        "kernels",
+    }
     lonely = performance.parts(setup(performance, models=()))
     assert [part.name for part in lonely] == ["kernels-random"]
 
@@ -65,7 +68,9 @@ def test_scripts_that_parts_run_exist_and_take_their_options(performance: Module
         program = part.command[0]
         text = reference
         if program != "quantcli":
-            text = (ROOT / program).read_text(encoding="utf-8")
+            text = "".join(
+                (ROOT / file).read_text(encoding="utf-8") for file in (program, "scripts/peers.py")
+            )
         for option in (word for word in part.command if re.match(r"-+[a-z]", word)):
             assert option in text, (part.name, option)
 
@@ -123,6 +128,27 @@ def test_the_page_has_command_machine_and_table_of_each_part(measured: ModuleTyp
         f"    scripts/kv m.gguf\n\n{note}\n\n| y |\n\n## Start\n\n"
         "Not measured on this machine; `scripts/make_performance_docs start` does.\n"
     )
+
+
+def test_tables_of_one_command_become_one(measured: ModuleType) -> None:
+    outputs = ("| x |\n|---|\n| 1 |", "| x |\n|---|\n| 2 |", "| y |\n|---|\n| 3 |")
+    parts = {str(i): kept(str(i), "kv", output) for i, output in enumerate(outputs)}
+    page = measured.render("<!-- parts: kv -->", parts, "make")
+    assert page.count("    scripts/kv m.gguf\n") == 2
+    assert "\n\n| x |\n|---|\n| 1 |\n| 2 |\n\n" in page
+    parts["1"] = {**parts["1"], "date": "2026-01-03"}
+    assert measured.render("<!-- parts: kv -->", parts, "make").count("| x |") == 2
+
+
+def test_formats_are_one_command_for_the_reader(performance: ModuleType) -> None:
+    bench = {"llama_bench": Path("/x/llama-bench"), "llama_bench_avx2": Path("/y/llama-bench")}
+    parts = [p for p in performance.parts(setup(performance, **bench)) if "formats" in p.section]
+    assert {part.shown for part in parts} == {
+        "scripts/bench_formats --llama-bench llama-bench -t 2",
+        "QUANTCLI_ISA=avx2 scripts/bench_formats --llama-bench llama-bench -t 2",
+    }
+    q4_0 = next(part for part in parts if part.name == "formats-q4_0")
+    assert q4_0.command[-2:] == ("--formats", "q4_0")
 
 
 def test_what_was_kept_is_found_again(

@@ -8,12 +8,12 @@ from types import ModuleType
 
 from source_tree import ROOT
 
-MODELS = (Path("/some/where/a.gguf"), Path("/some/where/b.gguf"))
+MODELS = (Path("/some/where/a.gguf"), Path("/some/where/b-bf16.gguf"))
 
 
 def test_every_section_of_the_page_has_its_parts(scripts: dict[str, ModuleType]) -> None:
     quality = scripts["quality"]
-    setup = quality.Setup(MODELS, 2, llama_perplexity=Path("/x/llama-perplexity"))
+    setup = quality.Setup(MODELS, 2, Path("/x/bin"), Path("/x/python"))
     parts = quality.parts(setup)
     template = (ROOT / "scripts" / "quality.md").read_text(encoding="utf-8")
     sections = re.findall(r"<!-- parts: (\w+) -->", template)
@@ -25,7 +25,7 @@ def test_every_section_of_the_page_has_its_parts(scripts: dict[str, ModuleType])
 def test_commands_take_their_options(scripts: dict[str, ModuleType]) -> None:
     quality = scripts["quality"]
     reference = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
-    for part in quality.parts(quality.Setup(MODELS, 2, Path("/x/llama-perplexity"))):
+    for part in quality.parts(quality.Setup(MODELS, 2, Path("/x/bin"), Path("/x/python"))):
         program = part.command[0]
         is_ours = program == "quantcli"
         text = reference if is_ours else (ROOT / program).read_text(encoding="utf-8")

@@ -63,3 +63,45 @@ PRETOKENIZERS = (
     "smollm",
     "tekken",
 )
+
+# Besides TEXTS: what rules for splitting words differ in.
+SPLIT_TEXTS = {
+    "cases": "camelCase HTTPServer XMLHttpRequest2 iOS'S don'T O'Reilly'd ALLCAPS'll x'RE",
+    "long_numbers": "1234567 12345678 123456789 a1234567b 1234.5678 1_000_000 x12345678901234",
+    "number_kinds": "1\u00bd2\u00b23 \u2460\u2461\u2462\u2463 \u0967\u0968\u0969\u096a "
+    "\uff11\uff12\uff13"
+    "\uff14",
+    "han_and_kana": "\u6f22\u5b57\u304b\u306a\u4ea4\u3058\u308a\u30ab\u30bf\u30ab\u30ca"
+    "\u3001ABC\u6f22"
+    "\u5b57 \u4e2d\u6587text\u6df7\u5408",
+    "thai_and_khmer": "\u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35\u0e0a\u0e32\u0e27\u0e42\u0e25"
+    "\u0e01 \u1797\u17b6"
+    "\u179f\u17b6\u1781\u17d2\u1798\u17c2\u179a",
+    "hangul_parts": "\u1112\u1161\u11ab\uad6d\uc5b4 \u3131\u314f",
+    "slashes": "a/b //c\n// d\r\n/* e */\n/f\n\n/",
+    "quotes": "'s 'S ''s \u2019s 'tis 'Twas '90s can't've she'd'a rock'n'roll",
+    "space_runs": " ".join("x" + " " * n for n in (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33)),
+    "line_ends": "a \n b\n\n c\r\r\nd\n \n\t\ne   \n",
+    "marks_alone": "\u0301a \u0301\u0301 b\u0308c 1\u20e3 \u093e\u0928",
+    "symbols": "a+b=c <=> $5 ^x^ ~y~ |z| `w` \u20ac5 \u00a35 x\u00d7y \u2192z",
+    "marks_of_sentences": "one, two. three! four? five\u2026 \u516d\u3002\u4e03\uff0c \u0668"
+    "\u060c \u0969\u0964",
+    "image_marks": "IMGIMGABCZ <sentinel:12> IMGIMGJ",
+    "underscores": "snake_case __init__ _x x_ a_1 1_a",
+    "flags": "\U0001f1e9\U0001f1ea\U0001f1eb\U0001f1f7 \U0001f469\U0001f3fd\u200d\U0001f680!",
+    "invisible": "a\u00adb\u200bc\u200dd\ufeffe\u2060f",
+    "mixed_scripts": "\u041f\u0440\u0438\u0432\u0435\u0442world\u4e16\u754c123\u05e9\u05dc"
+    "\u05d5\u05dd",
+}
+# Every tokenizer.ggml.pre that llama.cpp has for byte-level BPE.
+LLAMA_CPP_NAMES = """
+    a.x-4.0 afmoe bailingmoe bailingmoe2 bloom chameleon chatglm-bpe codeshell cohere2moe command-r
+    dbrx deepseek-coder deepseek-llm deepseek-r1-qwen deepseek-v3 default exaone exaone-moe exaone4
+    f2llmv2 falcon falcon-h1 falcon3 gigachat glm4 glm5 gpt-2 gpt-4o gpt3-finnish granite-docling
+    granite-embed-multi-97m grok-2 hunyuan hunyuan-dense hy_v4 jais jais-2 jina-de jina-es
+    jina-v1-en jina-v2-code jina-v2-de jina-v2-es jina-v5-nano joyai-llm kanana2 kimi-k2 kormo
+    laguna lfm2 llada-moe llama-bpe llama-v3 llama3 llama4 megrez mellum mellum2 midm-2.0
+    minerva-7b minicpm5 minimax-m2 modern-bert mpt olmo phi-2 pixtral poro-chat qwen2 qwen35 refact
+    roberta-bpe seed-coder smaug-bpe smollm solar-open spark2_5 stablelm2 starcoder superbpe talkie
+    tekken tiny_aya trillion ufakzeka viking youtu
+"""

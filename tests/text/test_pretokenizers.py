@@ -76,7 +76,7 @@ def test_the_common_names_are_known(pre: str) -> None:
     assert pretokenizer(pre).patterns
 
 
-@pytest.mark.parametrize("pre", ["gemma4", "kimi-k2", "LLAMA-BPE", ""])
+@pytest.mark.parametrize("pre", ["gemma4", "kimi-k3", "LLAMA-BPE", ""])
 def test_a_name_that_is_not_in_the_table_is_refused(pre: str) -> None:
     with pytest.raises(UnsupportedModel, match=f"tokenizer.ggml.pre is '{pre}'.*Known: a.x-4.0, "):
         pretokenizer(pre)

@@ -150,7 +150,7 @@ def test_the_model_is_written_as_the_library_reads_it() -> None:
         ("tokens", [], "tokens is empty"),
         ("tokens", None, "tokens is missing"),
         ("tokens", np.zeros(3), "tokens is an array of float64; it should be an array of strings"),
-        ("add_space_prefix", 3, "add_space_prefix should be true or false"),
+        ("add_space_prefix", 3, "add_space_prefix is 3; it should be true or false"),
         ("add_bos_token", "yes", "add_bos_token is 'yes'; it should be true or false"),
         ("bos_token_id", "one", "bos_token_id is 'one'; it should be an integer"),
         ("bos_token_id", True, "bos_token_id is True; it should be an integer"),

@@ -36,7 +36,7 @@ class PanelFormat:
     """How one weight format lies in memory for the integer tiles, and how a tile reads it.
 
     name           the format's name in the catalog
-    n_inputs       inputs of one panel block: the format's own block, 32, 64 or 256
+    n_inputs       inputs of one panel block: the format's own block, 16 (floats), 32, 64 or 256
     head_nbytes    bytes before the steps; a panel block is head + n_inputs / 32 steps
     step_nbytes    bytes of a step of 32 inputs by 16 rows
     words          what it needs of the activations, see Word

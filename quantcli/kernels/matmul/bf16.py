@@ -12,21 +12,21 @@ from quantcli.kernels.simd.vectors import I16X16
 
 @inline
 def pack_block(src, dst, row):
-    """Copy 32 inputs of a row."""
-    for k in range(32):
+    """Copy 16 inputs of a row."""
+    for k in range(16):
         store_u16(dst + 2 * (16 * k + row), load_u16(src + 2 * k))
 
 
 @inline
 def unpack_block(block, row, out):
-    """Write the 32 weights of a row, f32."""
-    for k in range(32):
+    """Write the 16 weights of a row, f32."""
+    for k in range(16):
         store_i32(out + 4 * k, load_u16(block + 2 * (16 * k + row)) << 16)
 
 
 PANEL = PanelFormat(
     name="bf16",
-    n_inputs=32,
+    n_inputs=16,
     head_nbytes=0,
     step_nbytes=32,
     words=(),

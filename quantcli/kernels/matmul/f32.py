@@ -12,21 +12,21 @@ from quantcli.kernels.simd.vectors import F32X16
 
 @inline
 def pack_block(src, dst, row):
-    """Copy 32 inputs of a row."""
-    for k in range(32):
+    """Copy 16 inputs of a row."""
+    for k in range(16):
         store_f32(dst + 4 * (16 * k + row), load_f32(src + 4 * k))
 
 
 @inline
 def unpack_block(block, row, out):
-    """Write the 32 weights of a row, f32."""
-    for k in range(32):
+    """Write the 16 weights of a row, f32."""
+    for k in range(16):
         store_f32(out + 4 * k, load_f32(block + 4 * (16 * k + row)))
 
 
 PANEL = PanelFormat(
     name="f32",
-    n_inputs=32,
+    n_inputs=16,
     head_nbytes=0,
     step_nbytes=64,
     words=(),
