@@ -177,9 +177,9 @@ CASES |= {
         config=NO_RMS | {"layer_norm_eps": 1e-5, "model_max_length": 1024, "logit_scale": 0.25},
     ),
     "cohere2": folder(
-        "Cohere2ForCausalLM", "cohere2", ALL_BIASED + MLP + "input_layernorm:d", top=TIED,
-        zero_biases=True, config=NO_RMS | {"layer_norm_eps": 1e-5, "rotary_pct": 1.0,
-                                           "sliding_window": 8, "attention_bias": True},
+        "Cohere2ForCausalLM", "cohere2", ATTENTION + MLP + "input_layernorm:d", top=TIED,
+        config=NO_RMS | {"layer_norm_eps": 1e-5, "rotary_pct": 1.0,
+                                           "sliding_window": 8},
     ),
     "glm4": folder(
         "Glm4ForCausalLM", "glm4",

@@ -68,8 +68,9 @@ def _keys(config: HFConfig) -> Keys:
 
 
 def _tokenizer_keys(config: HFConfig, facts: TokenizerFacts) -> Keys:
-    """Return the special tokens, which the model's own files name otherwise."""
-    found = {key: facts.tokens.get(text) for key, text in _SPECIAL.items()}
+    """Return the special tokens that the model's own files do not name."""
+    missing = {key: text for key, text in _SPECIAL.items() if key not in facts.named}
+    found = {key: facts.tokens.get(text) for key, text in missing.items()}
     return {key: np.uint32(token) for key, token in found.items() if token is not None}
 
 

@@ -145,11 +145,13 @@ class TokenizerFacts:
     config       tokenizer_config.json
     generation   generation_config.json
     tokens       the number of each token by its text
+    named        keys that the files give a value, less their prefix
     """
 
     config: Table
     generation: Table
     tokens: Mapping[str, int]
+    named: frozenset[str] = frozenset()
 
 
 def no_keys(config: HFConfig) -> Keys:

@@ -74,14 +74,11 @@ def _keys(config: HFConfig) -> Keys:
 
 
 def _tokenizer_keys(config: HFConfig, facts: TokenizerFacts) -> Keys:
-    """Return the tokens that end text and turns, which config.json names wrongly."""
-    keys: Keys = {}
-    if (eos := config.integer("eod_token_id")) is not None:
-        keys["eos_token_id"] = u32("eod_token_id", eos)
+    """Return the token that ends a turn: the first of several that end an answer."""
     ends = facts.generation.get("eos_token_id")
     if isinstance(ends, list) and len(ends) > 1 and type(ends[0]) is int:
-        keys["eot_token_id"] = u32("eos_token_id", ends[0])
-    return keys
+        return {"eot_token_id": u32("eos_token_id", ends[0])}
+    return {}
 
 
 def _passes_over(config: HFConfig, name: str) -> bool:

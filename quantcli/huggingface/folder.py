@@ -212,7 +212,9 @@ def _vocabulary(
     is_pieces = PREFIX + "scores" in keys
     keys |= special_keys(files, config.table, len(keys[TOKENS]) if is_pieces else None)
     tokens = {text: token for token, text in enumerate(keys[TOKENS])}
-    more = declared.tokenizer_keys(config, TokenizerFacts(files.config, generation, tokens))
+    named = frozenset(key.removeprefix(PREFIX) for key in keys)
+    facts = TokenizerFacts(files.config, generation, tokens, named)
+    more = declared.tokenizer_keys(config, facts)
     return keys | {PREFIX + name: value for name, value in more.items()}
 
 

@@ -157,11 +157,11 @@ def _sources(
 def _target(declared: HuggingFace, module: str, path: Path) -> str:
     """Return GGUF's name of the matrix that a module's adapter is for."""
     try:
-        place = declared.place(f"{module}.weight")
+        places = declared.places(f"{module}.weight")
     except ModelError as error:
         raise UnsupportedModel(f"{path}: {error}") from error
-    if place is None or place.expert is not None:
+    if len(places) != 1 or places[0].expert is not None or places[0].piece is not None:
         raise UnsupportedModel(
             f"{path}: adapts {quoted(module)}, which is not supported in folders; {_CONVERT}."
         )
-    return place.name
+    return places[0].name

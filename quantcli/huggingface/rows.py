@@ -22,7 +22,7 @@ FLOATS = {"BF16": "bf16", "F16": "f16", "F32": "f32", "F64": "f32"}
 
 
 class RowSource(Protocol):
-    """Rows of a tensor; of a vector, whose format is of one weight a block, each weight is a row."""
+    """Rows of a tensor; of a vector, in a format of one weight a block, each weight is a row."""
 
     @property
     def shape(self) -> tuple[int, ...]:
