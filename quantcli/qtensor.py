@@ -67,6 +67,8 @@ class QTensor:
     def dequantize(self) -> F32:
         """Return the weights as f32 (shape), in a fresh array."""
         blocks = self.data.view(self.format.block)
+        if self.format.weights_per_block == 1:  # decoding needs no temporary arrays
+            return self.format.decode(blocks).reshape(self.shape)
         weights = np.empty((len(blocks), self.format.weights_per_block), np.float32)
         step = _SLAB // self.format.weights_per_block
         for start in range(0, len(blocks), step):

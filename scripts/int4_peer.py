@@ -19,6 +19,8 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 CHUNK = 512
+if not torch.cuda.is_available():  # without a GPU there is nothing to pin memory for
+    torch.Tensor.pin_memory = lambda self, device=None: self
 N_CALIBRATION_TOKENS = 32768
 
 

@@ -19,6 +19,7 @@ class Setup:
     llama_bench_avx2: Path | None = None
     llama_server: Path | None = None
     llama_batched_bench: Path | None = None
+    llama_quantize: Path | None = None
 
 
 def parts(setup: Setup) -> list[Part]:
@@ -54,6 +55,27 @@ def parts(setup: Setup) -> list[Part]:
     for model in setup.models:
         words = ("scripts/kernel_report", str(model), *threads)
         found.append(part(f"kernels-{model.stem}", "kernels", words))
+    if setup.llama_quantize is not None:
+        found += _quantize(setup, (*threads, "--llama-quantize", str(setup.llama_quantize)))
+    return found
+
+
+def _quantize(setup: Setup, words: tuple[str, ...]) -> list[Part]:
+    """Return the parts that measure quantizing: encoders, then whole runs of the first model."""
+    encoders = ("scripts/bench_encoders", *words)
+    fast = "q4_0,q4_1,q5_0,q5_1,q8_0,q3_k,q6_k,tq1_0,tq2_0"
+    slow = "q2_k,q4_k,q5_k,iq4_nl,iq4_xs"
+    found = [
+        part("encoders", "encoders", (*encoders, "--types", fast)),
+        part("encoders-slow", "encoders", (*encoders, "--types", slow, "--rounds", "1")),
+        part("searches", "searches", (*encoders, "--statistics", "--rounds", "1")),
+    ]
+    if setup.models:
+        run = ("scripts/bench_quantize", str(setup.models[0]), "--types", "q4_k_m", "--rounds", "1")
+        for methods in (("calib",), ("gptq",), ("awq",)):
+            peer = words if methods == ("calib",) else words[:2]
+            command = (*run, "--warm", "--methods", *methods, *peer)
+            found.append(part(f"quantize-{methods[0]}", "quantize", command))
     return found
 
 

@@ -46,10 +46,10 @@ def _files(setup: Setup, words: tuple[str, ...]) -> list[Part]:
         part(f"files-{kind}", "files", (bench, "tiny", *words, "--types", kind))
         for kind in ("q4_0", "q3_k_m", "q4_k_m", "q5_k_m")
     ]
-    more = ("--types", "q4_0", "--methods", "plain,imatrix,gptq", "--chunks", "8")
+    more = ("--types", "q4_0", "--methods", "imatrix,gptq", "--chunks", "4")
     for model in setup.models:
         if not _is_exact(model):
-            command = (bench, str(model), *words, *more, "--calib-tokens", "8192")
+            command = (bench, str(model), *words, *more, "--calib-tokens", "4096")
             found.append(part(f"rounded-{model.stem}", "rounded", command))
     for model in setup.models:
         if _is_exact(model):

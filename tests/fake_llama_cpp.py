@@ -52,6 +52,15 @@ class Library:
     def llama_vocab_n_tokens(self, vocab: str) -> int:
         return N_VOCAB
 
+    def llama_adapter_lora_init(self, model: str, path: bytes) -> object:
+        return ctypes.pointer(ctypes.c_void_p(len(path))) if path.endswith(b".gguf") else None
+
+    def llama_set_adapters_lora(
+        self, context: str, pointers: ctypes.Array, n: int, scales: ctypes.Array
+    ) -> int:
+        self.worn = [(pointers[i].contents.value, scales[i]) for i in range(n)]
+        return 0
+
     def llama_get_memory(self, context: str) -> str:
         return "memory"
 

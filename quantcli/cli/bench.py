@@ -129,10 +129,10 @@ class _Bench:
 
     def _checked(self, path: Path) -> "list[Workload]":
         """Return the tests of a model. Raises an error if it has no room for one."""
-        from quantcli.checkpoint import open_checkpoint
         from quantcli.cli.bench_room import check
+        from quantcli.runtime.adapters import open_adapted
 
-        with open_checkpoint(path) as checkpoint:
+        with open_adapted(path, self._asked.adapters) as checkpoint:
             return check(checkpoint, self._grid, self._settings, self._asked.ctx, self._status)
 
     def _part(

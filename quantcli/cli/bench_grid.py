@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from quantcli.cli.options import BACKENDS, BackendName, CacheKind, ContextLength, Json
+from quantcli.cli.options import BACKENDS, BackendName, CacheKind, ContextLength, Json, Lora
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -143,6 +143,7 @@ class RunOptions:
     ctx: ContextLength = None
     cache: CacheKind = "contiguous"
     backend: BackendName = None
+    lora: Lora = None
     peer: Annotated[
         str | None,
         Option(
@@ -159,6 +160,7 @@ class RunOptions:
         Raises UnknownName for a name that is none, UsageError for a peer that is not installed.
         """
         from quantcli import catalog
+        from quantcli.cli.adapters import resolved
         from quantcli.cli.bench_part import Asked
         from quantcli.errors import UnknownName
         from quantcli.evaluate.peer import load_library
@@ -169,7 +171,8 @@ class RunOptions:
         cache = catalog.lookup("cache", self.cache).name
         library = load_library(self.peer) if self.peer is not None else None
         ctx = self.ctx or None
-        return Asked(self.repetitions, self.warmup, ctx, cache, backend, library)
+        adapters = tuple(resolved(self.lora))
+        return Asked(self.repetitions, self.warmup, ctx, cache, backend, library, adapters)
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ class Asked:
     cache: str
     backend: str
     library: ModuleType | None = None  # the peer's
+    adapters: tuple[tuple[Path, float], ...] = ()
 
 
 @dataclass
@@ -64,8 +65,9 @@ class Part:
 
     @property
     def title(self) -> str:
-        """What the file calls the model."""
-        return str(self.checkpoint.metadata.get("general.name", self.checkpoint.paths[0].name))
+        """What the file calls the model, and its adapters."""
+        name = str(self.checkpoint.metadata.get("general.name", self.checkpoint.paths[0].name))
+        return " + ".join([name, *(adapter.path.stem for adapter in self.checkpoint.adapters)])
 
     @property
     def rest_s(self) -> float:
@@ -235,7 +237,7 @@ def load(
 
     The file's vocabulary is not read: a model of random weights does not have one.
     """
-    from quantcli.checkpoint import open_checkpoint
+    from quantcli.runtime.adapters import open_adapted
     from quantcli.runtime.model import Model
 
     memory.restart()
@@ -243,7 +245,7 @@ def load(
     n_sequences = max(w.n_sequences for w in workloads)
     with ExitStack() as undo:
         laps = _Laps(progress)
-        checkpoint = undo.enter_context(open_checkpoint(path))
+        checkpoint = undo.enter_context(open_adapted(path, asked.adapters))
         model = Model.load(
             checkpoint,
             context=context,
@@ -267,6 +269,7 @@ def load(
                 n_threads=setting.n_threads,
                 kv_type=setting.kv_type,
                 n_sequences=n_sequences,
+                adapters=asked.adapters,
             )
         undo.pop_all()
     return part

@@ -36,6 +36,15 @@ class OtherOptions:
     backend_b: Annotated[
         str | None, Option("--backend-b", metavar="NAME", help="Backend of B. [as A]")
     ] = None
+    lora_b: Annotated[
+        list[str] | None,
+        Option(
+            "--lora-b",
+            metavar="FILE[:SCALE]",
+            help="A LoRA adapter of B, or none. May be repeated. [as A]",
+            show_default=False,
+        ),
+    ] = None
 
     def applied(self, load: LoadOptions) -> LoadOptions:
         """Return the second model's options: the first one's, with what was given for it."""
@@ -44,6 +53,7 @@ class OtherOptions:
             "kv_type": None if self.kv_type_b is None else [self.kv_type_b],
             "cache": self.cache_b,
             "backend": self.backend_b,
+            "lora": [name for name in self.lora_b if name != "none"] if self.lora_b else None,
         }
         return replace(load, **{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
 
@@ -206,6 +216,7 @@ def _settings(options: LoadOptions) -> dict[str, str]:
         "backend": options.chosen_backend(),
         "threads": str(options.threads or "default"),
         "context": str(options.ctx or "default"),
+        "lora": " + ".join(options.lora or ()) or "none",
     }
 
 

@@ -2,7 +2,7 @@
 
 # No "from __future__ import annotations" here: Typer reads the annotations.
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -135,7 +135,8 @@ def command(
 ) -> None:
     """Measure perplexity, KL divergence or multiple-choice accuracy.
 
-    --ctx is the length of a chunk. Ctrl-C prints what was measured until then.
+    --ctx is the length of a chunk. --lora is applied to every MODEL, not to BASE. Ctrl-C prints
+    what was measured until then.
     """
     from quantcli.cli.render import StatusLine
 
@@ -146,7 +147,7 @@ def command(
     needs_text = ppl or base.against is not None or choices is None
     wanted = _wanted(given, base, choices, questions, load, needs_text=needs_text)
     status = StatusLine(verbose=output.verbose, quiet=output.quiet)
-    with _opened(models, base.against, status) as (candidates, reference):
+    with _opened(models, base.against, load.lora, status) as (candidates, reference):
         _evaluate(candidates, reference, wanted, base, status, as_json=as_json)
 
 
@@ -181,11 +182,14 @@ def _wanted(
 
 @contextmanager
 def _opened(
-    models: list[str], against: str | None, status: "StatusLine"
+    models: list[str], against: str | None, lora: list[str] | None, status: "StatusLine"
 ) -> "Iterator[tuple[list[Candidate], Candidate | Path | None]]":
     """Hold the models, open but not loaded, and what they are compared with."""
+    from quantcli.cli.adapters import resolved
+
+    adapters = resolved(lora, status, status.note)
     with ExitStack() as stack:
-        candidates = [_open(name, stack, status) for name in models]
+        candidates = [_open(name, stack, status, adapters) for name in models]
         names = [candidate.name for candidate in candidates]
         for candidate, name in zip(candidates, models, strict=True):
             if names.count(candidate.name) > 1:  # two files of one name
@@ -198,17 +202,21 @@ def _opened(
         yield candidates, reference
 
 
-def _open(name: str, stack: "ExitStack", status: "StatusLine") -> "Candidate":
-    """Open a model, downloaded first if need be."""
-    from quantcli.checkpoint import open_checkpoint
+def _open(
+    name: str, stack: "ExitStack", status: "StatusLine", adapters: Sequence[tuple[Path, float]] = ()
+) -> "Candidate":
+    """Open a model, downloaded first if need be, with adapters."""
     from quantcli.checkpoint.store import resolve
+    from quantcli.cli.adapters import described
     from quantcli.cli.eval_run import Candidate
+    from quantcli.runtime.adapters import open_adapted
     from quantcli.text import from_metadata
 
     path = resolve(name, progress=status, notify=status.note)
-    checkpoint = stack.enter_context(open_checkpoint(path))
+    checkpoint = stack.enter_context(open_adapted(path, adapters))
     status.clear()
-    return Candidate(checkpoint.paths[0].stem, checkpoint, from_metadata(checkpoint.metadata))
+    title = checkpoint.paths[0].stem + (f" + {described(adapters)}" if adapters else "")
+    return Candidate(title, checkpoint, from_metadata(checkpoint.metadata))
 
 
 def _is_logits(path: Path) -> bool:

@@ -59,6 +59,14 @@ class Loaded:
         """The file's keys and values."""
         return self.checkpoint.metadata
 
+    @property
+    def adapters(self) -> list[JsonValue]:
+        """The LoRA adapters that the model wears, as `GET /lora-adapters` lists them."""
+        return [
+            {"id": number, "path": str(adapter.path), "scale": adapter.scale}
+            for number, adapter in enumerate(self.checkpoint.adapters)
+        ]
+
     def uses_chat(self, asked: bool | None) -> bool:
         """Return whether to apply the chat template; raise UsageError if it lacks one."""
         if asked and self.template is None:
@@ -127,24 +135,26 @@ def load(
 ) -> Loaded:
     """Find, download if need be, open and load a model, and its draft model, on the worker."""
     from quantcli.checkpoint.store import resolve
+    from quantcli.cli.adapters import resolved
     from quantcli.cli.speculation import SpeculationOptions, load_draft
 
     drafting = speculation or SpeculationOptions()
     path = resolve(name, progress=status, notify=status.note)
+    adapters = resolved(options.lora, status, status.note)
     draft_path = None
     if drafting.draft is not None:
         draft_path = resolve(drafting.draft, progress=status, notify=status.note)
 
     def work() -> Loaded:
-        from quantcli.checkpoint import open_checkpoint
         from quantcli.engine.loop import Engine
+        from quantcli.runtime.adapters import open_adapted
         from quantcli.text import from_metadata
         from quantcli.text.chat import ChatTemplate
 
         report = worker.checked(status)
         start = time.perf_counter()
         with ExitStack() as undo:
-            checkpoint = undo.enter_context(open_checkpoint(path))
+            checkpoint = undo.enter_context(open_adapted(path, adapters))
             report("reading the vocabulary", 0, 0)
             tokenizer = from_metadata(checkpoint.metadata)
             template = ChatTemplate.from_metadata(checkpoint.metadata)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from quantcli.cli.options import ContextOptions, Json, ModelArgument, ModelOptions, expand
+from quantcli.cli.options import ContextOptions, Json, Lora, ModelArgument, ModelOptions, expand
 
 if TYPE_CHECKING:
     from quantcli.arch import Hyper
@@ -36,15 +36,26 @@ def command(
     template: Annotated[
         bool, Option("--template", help="Show the chat template, and a short chat in it.")
     ] = False,
+    lora: Lora = None,
     as_json: Json = False,
 ) -> None:
-    """Show a model's metadata, tensors, plan and memory need."""
-    from quantcli.checkpoint import open_checkpoint
+    """Show a model's metadata, tensors, plan and memory need.
+
+    Of a LoRA adapter, its rank, what it is for and its tensors.
+    """
+    from quantcli.checkpoint.adapter import is_adapter
     from quantcli.checkpoint.store import resolve
     from quantcli.cli import render
+    from quantcli.cli.adapters import resolved
+    from quantcli.cli.inspect_adapter import show_adapter
+    from quantcli.runtime.adapters import open_adapted
 
     wanted.chosen_kv_type()
-    with open_checkpoint(resolve(named.choose(model))) as checkpoint:
+    path = resolve(named.choose(model))
+    if is_adapter(path):
+        show_adapter(path, tensors=tensors, as_json=as_json)
+        return
+    with open_adapted(path, resolved(lora)) as checkpoint:
         if as_json:
             render.emit_json(document(checkpoint, wanted, plan=plan))
             return
@@ -57,7 +68,7 @@ def document(checkpoint: "Checkpoint", wanted: ContextOptions, *, plan: bool) ->
     built: dict[str, JsonValue] = {
         "summary": summary(checkpoint),
         "memory": memory(checkpoint, wanted),
-        "metadata": {key: _json_value(v) for key, v in _items(checkpoint.metadata)},
+        "metadata": {key: json_value(v) for key, v in items_of(checkpoint.metadata)},
         "tensors": [
             {"name": t.name, "shape": t.shape, "format": t.format.name, "nbytes": t.nbytes}
             for t in checkpoint.tensors.values()
@@ -84,7 +95,9 @@ def report(
     yield "memory"
     yield render.facts(memory(checkpoint, wanted))
     yield "metadata"
-    yield render.pairs((k, render.shorten(_shown(v), 100)) for k, v in _items(checkpoint.metadata))
+    yield render.pairs(
+        (k, render.shorten(_shown(v), 100)) for k, v in items_of(checkpoint.metadata)
+    )
     yield "formats"
     yield _formats(checkpoint)
     if tensors:
@@ -116,6 +129,8 @@ def summary(checkpoint: "Checkpoint") -> "dict[str, JsonValue]":
         "tokenizer": _joined(metadata, "tokenizer.ggml.model", "tokenizer.ggml.pre"),
         "chat_template": _text(metadata, "tokenizer.chat_template") is not None,
     }
+    if checkpoint.adapters:
+        facts["adapters"] = [adapter.path.name for adapter in checkpoint.adapters]
     if facts["licence_link"] is None:
         del facts["licence_link"]
     hyper = _hyper(checkpoint)
@@ -195,12 +210,13 @@ def _why_not(checkpoint: "Checkpoint") -> str | None:
 def _plan_lines(checkpoint: "Checkpoint") -> Iterator[str]:
     """Yield the operations of a forward pass, or why there are none."""
     from quantcli.arch import get
+    from quantcli.runtime.adapters import adapted
 
     hyper = _hyper(checkpoint)
     if isinstance(hyper, str):
         yield hyper
     else:
-        yield from get(hyper.arch).build(hyper).lines()
+        yield from adapted(get(hyper.arch).build(hyper), checkpoint).lines()
 
 
 def _formats(checkpoint: "Checkpoint") -> str:
@@ -252,7 +268,7 @@ def _rendered(metadata: Mapping[str, object]) -> str | None:
         return str(error)
 
 
-def _items(metadata: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+def items_of(metadata: Mapping[str, object]) -> Iterator[tuple[str, object]]:
     """Yield keys and values; a value that cannot be read is replaced by the reason."""
     from quantcli.errors import CheckpointError
 
@@ -265,7 +281,7 @@ def _items(metadata: Mapping[str, object]) -> Iterator[tuple[str, object]]:
 
 def _text(metadata: Mapping[str, object], key: str) -> str | None:
     """Return a value as text, None if it is missing."""
-    return next((str(value) for found, value in _items(metadata) if found == key), None)
+    return next((str(value) for found, value in items_of(metadata) if found == key), None)
 
 
 def _joined(metadata: Mapping[str, object], *keys: str) -> str | None:
@@ -286,7 +302,7 @@ def _shown(value: object) -> str:
     return f"{count}: {', '.join(first)}{more}"
 
 
-def _json_value(value: object) -> "JsonValue":
+def json_value(value: object) -> "JsonValue":
     """Return a metadata value for --json, long arrays as their length and first items."""
     if isinstance(value, bool | int | float | str):
         return value

@@ -48,6 +48,16 @@ ContextLength = Annotated[
         show_default=False,
     ),
 ]
+Lora = Annotated[
+    list[str] | None,
+    Option(
+        "--lora",
+        "--lora-scaled",
+        metavar="FILE[:SCALE]",
+        help="Apply a LoRA adapter: a GGUF file, or a folder of PEFT's. May be repeated.",
+        show_default=False,
+    ),
+]
 CacheKind = Annotated[
     str, Option("--cache", metavar="KIND", help="KV cache kind: contiguous or paged.")
 ]
@@ -134,6 +144,7 @@ class LoadOptions(ContextOptions):
     ] = None
     cache: CacheKind = "contiguous"
     backend: BackendName = None
+    lora: Lora = None
 
     def checked(self) -> "LoadOptions":
         """Return these options after checking every name, before anything slow begins."""

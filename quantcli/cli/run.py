@@ -137,7 +137,8 @@ def _answer_many(
     assert many.output is not None
     settings = {
         "model": asked.name,
-        "options": {**asdict(sampling), **asdict(given), "ctx": asked.load.ctx},
+        "options": {**asdict(sampling), **asdict(given), "ctx": asked.load.ctx}
+        | ({"lora": asked.load.lora} if asked.load.lora else {}),
         "grammar": asdict(asked.grammar) if asked.grammar else None,
     }
     batch = open_batch(
@@ -213,6 +214,7 @@ def _document(answer: "Answer", loaded: "Loaded") -> "JsonValue":
             "threads": loaded.model.n_threads,
             "context_shift": answer.asked.context_shift,
             "keep": answer.asked.n_keep,
+            "lora": loaded.adapters,
         },
         "prompt_tokens": list(answer.asked.tokens),
         "timings": generation.timings_json(loaded, answer.stats) if answer.stats else None,

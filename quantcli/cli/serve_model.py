@@ -28,6 +28,7 @@ def service_of(loaded: Loaded, settings: Settings, serving: ServeOptions) -> Ser
         context=model.context,
         n_slots=model.kv.n_pages * model.kv.page_size,
         facts=_facts(loaded),
+        adapters=loaded.adapters,
     )
     return Service(served, Runner(loaded.engine), settings, serving.parallel)
 

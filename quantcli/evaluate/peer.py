@@ -6,6 +6,7 @@ The program is no dependency: it is imported only when asked for, and said to be
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -89,8 +90,11 @@ class Peer:
         n_threads: int,
         kv_type: str = "f16",
         n_sequences: int = 1,
+        adapters: Sequence[tuple[Path, float]] = (),
     ) -> None:
         """Load a file with the settings that our own model has, and its own defaults elsewhere.
+
+        adapters   GGUF files of LoRA adapters, and their scales
 
         Raises ResourceError if it cannot.
         """
@@ -108,6 +112,8 @@ class Peer:
         if not self._context:
             library.llama_model_free(self._model)
             raise ResourceError(f"llama.cpp cannot make a context of {context} for {path.name}.")
+        if adapters:
+            self._wear(adapters)
         self.name = f"llama-cpp-python {library.__version__}"
         self.n_vocab = int(library.llama_vocab_n_tokens(library.llama_model_get_vocab(self._model)))
         self.context = context
@@ -149,6 +155,23 @@ class Peer:
         self._library.llama_batch_free(self._batch)
         self._library.llama_free(self._context)
         self._library.llama_model_free(self._model)
+
+    def _wear(self, adapters: Sequence[tuple[Path, float]]) -> None:
+        """Apply adapters. Raises ResourceError if it cannot."""
+        library, n = self._library, len(adapters)
+        found = [
+            library.llama_adapter_lora_init(self._model, str(path).encode()) for path, _ in adapters
+        ]
+        scales = (ctypes.c_float * n)(*(scale for _, scale in adapters))
+        is_done = all(found) and hasattr(library, "llama_set_adapters_lora")
+        if is_done:
+            pointers = (type(found[0]) * n)(*found)
+            is_done = library.llama_set_adapters_lora(self._context, pointers, n, scales) == 0
+        if not is_done:
+            library.llama_free(self._context)
+            library.llama_model_free(self._model)
+            names = ", ".join(path.name for path, _ in adapters)
+            raise ResourceError(f"llama.cpp cannot apply {names}; leave --peer or --lora out.")
 
     def _context_params(self, context: int, n_threads: int, kv_type: str, n_sequences: int) -> Any:
         params = self._library.llama_context_default_params()

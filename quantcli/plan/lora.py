@@ -1,10 +1,10 @@
 """LoRA adapters in a plan: y = W x becomes y + scale B (A x), and W stays as it is.
 
 Hu et al. 2021, arXiv 2106.09685, section 4.1. Each adapter of a matrix is a branch of small ops
-beside its product; branches add up. B's products come just before the first op that reads y, so
-that those of q, k and v, or of gate and up, wait for A's products together. Where y is added to
-the residual stream and read by nothing else, the branch is added after it: the product still adds
-in place.
+beside its product; branches add up. A's products come just before W's: they are too narrow for
+several threads, which share W's meanwhile. B's come just before the first op that reads y, so that
+those of q, k and v, or of gate and up, wait for A's together. Where y is added to the residual
+stream and read by nothing else, the branch is added after it: W's product still adds in place.
 """
 
 from __future__ import annotations
@@ -95,17 +95,16 @@ class _Builder:
         if added and residual is None:
             self.flush()
         inputs = tuple(self._now[buffer] for buffer in op.inputs)
+        branches = self._wanted.get(op.output, [])
+        if branches and op.kind != "embed":
+            lows = [self._multiply(op, inputs[0], b.a, b.rank) for b in branches]
+            self._waiting[op.output] = _Waiting(op, lows, self._residual_add(op.output))
         self.plan.ops.append(replace(op, inputs=inputs))
         self._now[op.output] = op.output
         if residual is not None:
             self._complete(residual, op)
-        if op.output not in self._wanted:
-            return
-        if op.kind == "embed":
+        elif branches and op.kind == "embed":
             self._embed(op)
-            return
-        lows = [self._multiply(op, inputs[0], b.a, b.rank) for b in self._wanted[op.output]]
-        self._waiting[op.output] = _Waiting(op, lows, self._residual_add(op.output))
 
     def flush(self) -> None:
         """Complete products, but not those that will be added to a residual."""

@@ -49,8 +49,9 @@ def check_finite(
 
     values     (n_rows, n_in) or (n,), of which the first row is row `row_start` of the tensor
     """
-    # one pass without a temporary array; a sum that overflows is looked at closely
-    if np.isfinite(values.sum(dtype=np.float64)):
+    # one pass without a temporary array; squares that overflow are looked at closely
+    flat = values.reshape(-1)
+    if np.isfinite(np.vdot(flat, flat)):
         return
     bad = np.argwhere(~np.isfinite(values))
     if not len(bad):

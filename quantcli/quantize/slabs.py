@@ -101,17 +101,21 @@ def encode(
         rows = read_rows(checkpoint, slab)
         check_finite(rows.dequantize(), choice.name, slab.row_start)
         return Encoded(slab, rows.data)
-    weights = read_weights(checkpoint, slab)
+    weights = read_rows(checkpoint, slab).dequantize()
     return encode_weights(quantizer, statistics.get(choice.name), slab, weights)
 
 
 def encode_weights(
     quantizer: Quantizer, statistics: Statistics | None, slab: Slab, weights: F32
 ) -> Encoded:
-    """Return weights of a slab in its new format."""
+    """Return weights of a slab in its new format. Raises ModelError if one is not finite."""
     choice = slab.choice
     known = _of_expert(statistics, slab.expert)
+    if known is not None:
+        check_finite(weights, choice.name, slab.row_start)
     whole = energy(weights, known.importance if known else None)
+    if not np.isfinite(whole):  # squares of finite numbers may overflow
+        check_finite(weights, choice.name, slab.row_start)
     job = MatrixJob(choice.name, weights, choice.format, choice.source, known)
     result = quantizer.quantize(job)
     return Encoded(

@@ -49,6 +49,7 @@ def create_app(service: Service) -> ASGIApp:
             Route(prefix + "/health", health, methods=["GET"]),
             Route(prefix + "/models", models, methods=["GET"]),
             Route(prefix + "/models/{name:path}", one_model, methods=["GET"]),
+            Route(prefix + "/lora-adapters", lora_adapters, methods=["GET"]),
             Route(prefix + "/chat/completions", chat_completions, methods=["POST"]),
             Route(prefix + "/completions", completions, methods=["POST"]),
             Route(prefix + "/embeddings", embeddings, methods=["POST"]),
@@ -88,6 +89,11 @@ async def one_model(request: Request) -> Response:
             code="model_not_found",
         )
     return JsonReply(served.described())
+
+
+async def lora_adapters(request: Request) -> Response:
+    """List the adapters that the model wears, as llama-server does."""
+    return JsonReply(list(cast("Service", request.app.state.service).served.adapters))
 
 
 async def show_metrics(request: Request) -> Response:

@@ -47,6 +47,12 @@ def sampling_params(
 
     Raises RequestError for a field that is wrong.
     """
+    if fields.raw("lora"):
+        refuse(
+            "lora: the adapters and their scales are those that the server was started with, see "
+            "/lora-adapters; leave it out.",
+            "lora",
+        )
     user: dict[str, object] = {}
     for name, (parameter, lowest, highest) in _NUMBERS.items():
         if (number := fields.number(name, lowest, highest)) is not None:

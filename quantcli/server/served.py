@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -22,6 +22,7 @@ class Served:
     n_vocab    tokens that there are
     metadata   the file's keys and values
     facts      further numbers that /v1/models tells
+    adapters   the LoRA adapters that it wears, as /lora-adapters lists them
     """
 
     name: str
@@ -31,6 +32,7 @@ class Served:
     context: int
     n_slots: int
     facts: Mapping[str, object] = field(default_factory=dict)
+    adapters: Sequence[object] = ()
     created: int = field(default_factory=lambda: int(time.time()))
 
     @cached_property

@@ -7,7 +7,7 @@ with the conversation, so that a long one is no reason to stop. They hold on any
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from time import thread_time
 from typing import Never
 
@@ -87,8 +87,11 @@ class Budget:
         if isinstance(value, str):
             self.spend(1 + (len(value) >> 10))
             return len(value)
+        if isinstance(value, range):
+            self.spend(1 + (len(value) >> 3))
+            return len(value)
         if not isinstance(value, _CONTAINERS):
-            return 1
+            return 1 + _n_digits(value)
         n_characters, n_items = 0, 0
         stack: list[object] = [value]
         while stack:
@@ -103,14 +106,31 @@ class Budget:
                 if n_items > self._most_items:
                     self._stop(f"makes a nested list of over {self._most_items} items")
                 stack.extend(children)
+            else:
+                n_characters += _n_digits(item)
         self.spend(1 + (n_items >> 2) + (n_characters >> 10))
         return n_characters + n_items
+
+    def watch(self, items: Iterable[object]) -> Iterator[object]:
+        """Yield items that are made one by one, as a list of them would be weighed."""
+        n = 0
+        for item in items:
+            self.spend()
+            n += self.weigh(item)
+            if n > self._longest:
+                self._stop(f"makes texts one by one of over {self._longest} characters")
+            yield item
 
     def _stop(self, what: str) -> Never:
         self.is_spent = True
         raise CheckpointError(
             f"{KEY} {what}; it is broken or hostile. Use the model without a chat template."
         )
+
+
+def _n_digits(value: object) -> int:
+    """Return how long a large integer is as hexadecimal text."""
+    return value.bit_length() >> 2 if isinstance(value, int) else 0
 
 
 def _children(container: object) -> Collection[object]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial, wraps
-from types import BuiltinMethodType, MethodType
+from types import BuiltinMethodType, GeneratorType, MethodType
 from typing import Never, cast
 
 from jinja2.exceptions import SecurityError
@@ -51,8 +51,8 @@ _TEXT_METHODS = """
 """
 METHODS: dict[type, frozenset[str]] = {
     str: frozenset(_TEXT_METHODS.split()),
-    dict: frozenset({"get", "items", "keys", "values"}),
-    list: frozenset({"count", "index"}),
+    dict: frozenset({"copy", "get", "items", "keys", "values"}),
+    list: frozenset({"copy", "count", "index"}),
     tuple: frozenset({"count", "index"}),
     int: frozenset(),
     float: frozenset({"is_integer"}),
@@ -124,9 +124,19 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return Each(items, self.budget)
 
     def weighed(self, value: object) -> object:
-        """Return a value that was just put together or is about to be compared."""
+        """Return a value that was just put together or is about to be compared.
+
+        What makes its items one by one, as filters do, has them weighed as they are made.
+        """
+        if isinstance(value, GeneratorType):
+            return self.budget.watch(value)
         self.budget.weigh(value)
         return value
+
+    def getitem(self, obj: object, argument: object) -> object:  # type: ignore[override]
+        """Return an item or attribute; a long path through deep values takes as many steps."""
+        self.budget.spend()
+        return super().getitem(obj, argument)  # type: ignore[arg-type]
 
     def joined(self, values: Sequence[object]) -> str:
         """Return values as one text: the operator ~."""
@@ -148,6 +158,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     ) -> object:
         """Call a function, macro or method for a template."""
         __self.budget.spend(STEPS_PER_CALL)
+        args = tuple(__self._watched(value) for value in args)
         if isinstance(__obj, BuiltinMethodType | MethodType):
             if isinstance(__obj.__self__, str) and __obj.__name__ == "join":
                 __obj = partial(__self._join_texts, __obj.__self__)
@@ -190,8 +201,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
         @wraps(function)  # keeps the mark of those that are given the context first
         def bounded(*args: object, **kwargs: object) -> object:
-            for value in (*args, *kwargs.values()):
-                self.budget.weigh(value)
+            args = tuple(map(self.weighed, args))
+            kwargs = {name: self.weighed(value) for name, value in kwargs.items()}
             if check is not None:
                 check(*args, **kwargs)
             return self._made(function(*args, **kwargs))
@@ -203,7 +214,12 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             self.budget.make(len(value))
         elif isinstance(value, list | tuple | dict):
             self.budget.make_list(len(value))
+        elif isinstance(value, int):
+            self.budget.make_integer(value.bit_length())
         return value
+
+    def _watched(self, value: object) -> object:
+        return self.budget.watch(value) if isinstance(value, GeneratorType) else value
 
     def _shown(self, value: object) -> object:
         return value if type(value) is str else self.weighed(value)

@@ -36,6 +36,15 @@ def test_it_gets_our_settings_and_keeps_its_own_defaults_elsewhere() -> None:
     assert model.name == "llama-cpp-python 9.9.9"
 
 
+def test_it_wears_our_adapters() -> None:
+    library = Library()
+    peer(library, adapters=[(Path("a.gguf"), 1.0), (Path("bcd.gguf"), -0.5)])
+    assert library.worn == [(6, 1.0), (8, -0.5)]
+    with pytest.raises(ResourceError, match=r"cannot apply peft; leave --peer or --lora out"):
+        peer(library, adapters=[(Path("peft"), 1.0)])
+    assert library.freed[-2:] == ["context", "model"]
+
+
 def test_a_workload_reaches_it_as_it_would_reach_ours() -> None:
     library = Library()
     model = peer(library, n_sequences=2)

@@ -205,9 +205,9 @@ def test_the_plan_adds_in_place_and_shares_barriers(tmp_path: Path) -> None:
     branches = [Branch(n, f"{n}.a", f"{n}.b", 4, 0.5) for n in names]
     found = branched(plan, branches)
     order = [op.weights[0].removeprefix("blk.0.attn_") for op in found.ops if op.kind == "linear"]
-    first = order.index("q.weight")
+    first = order.index("q.weight.a")
     assert order[first : first + 9] == [
-        "q.weight", "q.weight.a", "k.weight", "k.weight.a", "v.weight", "v.weight.a",
+        "q.weight.a", "q.weight", "k.weight.a", "k.weight", "v.weight.a", "v.weight",
         "q.weight.b", "k.weight.b", "v.weight.b",
     ]  # fmt: skip
     for op in found.ops:

@@ -33,6 +33,7 @@ def setup(performance: ModuleType, **options: Any) -> Any:
 
 def test_every_section_of_the_page_has_its_parts(performance: ModuleType) -> None:
     bench = {"llama_bench": Path("/x/llama-bench"), "llama_bench_avx2": Path("/y/llama-bench")}
+    bench["llama_quantize"] = Path("/x/llama-quantize")
     parts = performance.parts(setup(performance, **bench))
     template = (ROOT / "scripts" / "performance.md").read_text(encoding="utf-8")
     sections = re.findall(r"<!-- parts: (\w+) -->", template)

@@ -181,6 +181,7 @@ def test_what_is_wrong_is_named(client: httpx.Client, body: object, param: str |
         {"prompt": ["a"] * 17},
         {"prompt": ["a"] * 9, "n": 2},
         {"prompt": "a", "suffix": "b"},
+        {"prompt": "a", "lora": [{"id": 0, "scale": 0.5}]},
         {"prompt": "a", "logprobs": 21},
         {"prompt": [10**6], "echo": True},
     ],

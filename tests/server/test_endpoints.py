@@ -37,6 +37,20 @@ def test_the_model_is_listed(server: Running) -> None:
     assert server.get("/v1/models/tiny").json() == model
 
 
+def test_adapters_are_listed_as_llama_server_does(server: Running) -> None:
+    assert server.get("/lora-adapters").json() == []
+    adapters = [{"id": 0, "path": "a.gguf", "scale": 0.5}]
+    with running() as other:
+        other.service.served.adapters = adapters
+        assert other.get("/lora-adapters").json() == adapters
+        assert other.get("/v1/lora-adapters").json() == adapters
+        assert other.post("/lora-adapters", []).status_code == 405
+        refused = other.chat(lora=[{"id": 0, "scale": 1.0}])
+        assert refused.status_code == 400
+        assert "/lora-adapters" in refused.json()["error"]["message"]
+        assert other.chat(lora=[]).status_code == 200
+
+
 def test_health(server: Running) -> None:
     response = server.get("/health")
     assert (response.status_code, response.json()) == (200, {"status": "ok"})

@@ -24,6 +24,15 @@ DEEP_TUPLE = (
     "{% set ns.t = (ns.t,) + (ns.t,) %}{% endfor %}"
 )
 
+# Texts and nested dicts that come one by one, from where no list of them is.
+ONE_BY_ONE = "(range(99999) | map(attribute='none', default=X))"
+MILLIONS = ONE_BY_ONE.replace("X", MILLION)
+PATH = "{% set path = (['a'] * 30000) | join('.') %}"
+NESTED = (
+    "{% set ns = namespace(x={}) %}{% for i in range(30000) %}{% set ns.x = dict(a=ns.x) %}"
+    "{% endfor %}"
+)
+
 
 def doubling(assignment: str) -> str:
     return f"{{% set ns = namespace(x='a') %}}{{% for i in range(60) %}}{assignment}{{% endfor %}}"
@@ -40,6 +49,9 @@ STEPS = (
     f"{{% set x = {MILLION} %}}{{{{ x.rfind('a' * 500000 ~ 'b') }}}}",
     f"{{% set x = {MILLION} %}}{{{{ x.strip('b' * 500000 ~ 'c') }}}}",
     f"{{% set x = {MILLION} %}}{{{{ x|trim('b' * 500000 ~ 'c') }}}}",
+    NESTED + PATH + "{% for i in range(9999) %}{{ [ns.x] | map(attribute=path) | list }}"
+    "{% endfor %}",
+    "{% for i in range(99999) %}{{ 'x' in range(99999) }}{% endfor %}",
 )
 SIZES = (
     "{{ 'a' * 10**9 }}",
@@ -80,6 +92,17 @@ SIZES = (
     "{{ ''.join(['a' * 100000] * 100000) }}",
     "{{ ''.join((['a' * 100000] * 100)|map('upper')) }}",
     "{{ ([[1]] * 100000)|sum(start=[]) }}",
+    f"{{{{ {MILLIONS} | sort | length }}}}",
+    f"{{{{ {MILLIONS} | unique | list | length }}}}",
+    f"{{{{ {MILLIONS} | max | length }}}}",
+    f"{{{{ {ONE_BY_ONE.replace('X', '{1: ' + MILLION + '}')} | groupby(1) | length }}}}",
+    f"{{{{ {MILLION} in {ONE_BY_ONE.replace('X', MILLION + ' ~ 1')} }}}}",
+    f"{{{{ {MILLION} is in {ONE_BY_ONE.replace('X', MILLION + ' ~ 1')} }}}}",
+    f"{{% for x in {MILLIONS} %}}{{{{ loop.length }}}}{{% endfor %}}",
+    NESTED + PATH + f"{{{{ {ONE_BY_ONE.replace('X', 'ns.x')} | map(attribute=path) | list }}}}",
+    "{{ ('f' * 1000000) | int(0, 16) % 7 }}",
+    "{{ ('%x' * 900) % ((('f' * 1000000) | int(0, 16),) * 900) }}",
+    "{{ ('{0:b}' * 999).format(2**4095 - 1) * 9 }}",
     "{{ 10**(10**9) }}",
     "{{ (10**999)**9 }}",
     "{% set ns = namespace(x=2) %}{% for i in range(99) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
