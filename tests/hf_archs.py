@@ -44,7 +44,7 @@ ADDED = [
 ]  # fmt: skip
 MLA = {
     "kv_lora_rank": 32,
-    "qk_nope_head_dim": 16,
+    "qk_nope_head_dim": 32,
     "qk_rope_head_dim": 8,
     "v_head_dim": 16,
     "head_dim": None,
@@ -232,17 +232,17 @@ CASES |= {
     ),
     "deepseek2": folder(
         "DeepseekV2ForCausalLM", "deepseek_v2",
-        "self_attn.q_proj:96,d self_attn.kv_a_proj_with_mqa:40,d self_attn.kv_a_layernorm:32 "
-        "self_attn.kv_b_proj:128,32 self_attn.o_proj:d,q mlp.shared_experts.gate_proj:m,d "
+        "self_attn.q_proj:160,d self_attn.kv_a_proj_with_mqa:40,d self_attn.kv_a_layernorm:32 "
+        "self_attn.kv_b_proj:192,32 self_attn.o_proj:d,q mlp.shared_experts.gate_proj:m,d "
         "mlp.shared_experts.up_proj:m,d mlp.shared_experts.down_proj:d,m " + NORMS + EXPERTS,
         config=MLA | {"q_lora_rank": None, "num_key_value_heads": 4,
                       "rope_scaling": YARN | {"mscale": 0.707, "mscale_all_dim": 0.707}},
     ),
     "deepseek3": folder(
         "DeepseekV3ForCausalLM", "deepseek_v3",
-        "self_attn.q_a_proj:32,d self_attn.q_a_layernorm:32 self_attn.q_b_proj:96,32 "
+        "self_attn.q_a_proj:32,d self_attn.q_a_layernorm:32 self_attn.q_b_proj:160,32 "
         "self_attn.kv_a_proj_with_mqa:40,d self_attn.kv_a_layernorm:32 "
-        "self_attn.kv_b_proj:128,32 self_attn.o_proj:d,q mlp.shared_experts.gate_proj:m,d "
+        "self_attn.kv_b_proj:192,32 self_attn.o_proj:d,q mlp.shared_experts.gate_proj:m,d "
         "mlp.shared_experts.up_proj:m,d mlp.shared_experts.down_proj:d,m "
         "mlp.gate.e_score_correction_bias=e " + NORMS + EXPERTS,
         n_layers=1, config=MLA | {"q_lora_rank": 32, "scoring_func": "sigmoid", "n_group": 1,

@@ -92,8 +92,10 @@ class HFConfig:
         if value is None:
             return None
         kinds = (int, float) if kind is float else (kind,)
-        items = value if isinstance(value, list) and len(value) <= _MAX_ITEMS else [None]
-        if all(isinstance(item, kinds) and not isinstance(item, bool) for item in items):
+        is_list = isinstance(value, list) and len(value) <= _MAX_ITEMS
+        items: list[Any] = value if is_list else [None]  # type: ignore[assignment]
+        fits = all(isinstance(item, kinds) and not isinstance(item, bool) for item in items)
+        if fits and (kind is str or all(abs(item) < 1e38 for item in items)):
             return items
         raise self._refusal((key,), value, allowed)
 

@@ -153,7 +153,8 @@ def rotated(config: HFConfig, default: float | None = None) -> float:
     part = default if part is None else part
     if part is None or not 0 < part <= 1:
         raise CheckpointError(
-            f"config.json: partial_rotary_factor is {part}; it must be above 0, and 1 at most."
+            f"config.json: partial_rotary_factor is {'missing' if part is None else part}; it must "
+            "be above 0, and 1 at most."
         )
     return part
 

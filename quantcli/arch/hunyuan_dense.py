@@ -43,6 +43,7 @@ _DEFAULTS: dict[str, Default] = {
     "rope_theta": 10000.0,
 }
 _ALPHA = 50.0  # of files that name none
+_MOST_ALPHA = 1e6  # far above any real model's
 _CONTEXT = 256 * 1024  # that "dynamic" RoPE reaches; config.json says less
 
 
@@ -57,10 +58,10 @@ def _keys(config: HFConfig) -> Keys:
     alpha, base = rope.full.number("alpha"), rope.full.number("rope_theta")
     alpha, base = _ALPHA if alpha is None else alpha, 10000.0 if base is None else base
     d = config.integer("head_dim") or head_width(config)
-    if d <= 2 or alpha <= 0:
+    if d <= 2 or not 0 < alpha < _MOST_ALPHA:
         raise CheckpointError(
-            f"config.json: alpha of RoPE is {alpha:g} and heads are {d} wide; alpha must be above "
-            "0, heads wider than 2."
+            f"config.json: alpha of RoPE is {alpha:g} and heads are {d} wide; alpha must be from 0 "
+            f"to {_MOST_ALPHA:g}, heads wider than 2."
         )
     keys: Keys = {
         "rope.freq_base": np.float32(base * alpha ** (d / (d - 2))),

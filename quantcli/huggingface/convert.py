@@ -23,7 +23,7 @@ from quantcli.checkpoint.gguf_write import (
 )
 from quantcli.errors import UnknownName
 from quantcli.formats import BlockFormat
-from quantcli.huggingface.folder import FILE_TYPES, FolderCheckpoint, main_format
+from quantcli.huggingface.folder import FILE_TYPES, FolderCheckpoint, file_type, main_format
 from quantcli.huggingface.rows import RowSource, decoded, n_rows, row_nbytes
 from quantcli.qtensor import U8
 
@@ -61,7 +61,7 @@ def plan_conversion(folder: FolderCheckpoint, path: Path | None, type_name: str)
         TensorSpec(info.name, info.shape, _format(folder.sources[info.name], info.name, chosen))
         for info in folder.tensors.values()
     )
-    metadata = typed(folder.metadata) | {"general.file_type": np.uint32(FILE_TYPES[chosen])}
+    metadata = typed(folder.metadata) | {"general.file_type": file_type(folder.sources, chosen)}
     nbytes = len(encode_head(metadata, tensors)) + sum(-(-t.nbytes // 32) * 32 for t in tensors)
     path = path or Path(f"{folder.folder.resolve().name}-{chosen.upper()}.gguf")
     return Converted(path, chosen, metadata, tensors, nbytes)

@@ -48,6 +48,7 @@ from quantcli.text.hf_vocabulary import TokenizerFiles, vocabulary_keys
 from quantcli.text.vocabulary import PREFIX, TOKENS
 
 FILE_TYPES = {"f32": 0, "f16": 1, "q8_0": 7, "bf16": 32}  # general.file_type of llama.cpp
+_MXFP4_EXPERTS = 38
 _SLAB_NBYTES = 1 << 20  # read and changed at once; bounds the temporary arrays
 
 
@@ -178,8 +179,14 @@ def _keys(
     numbers = {key: value for key, value in usual.items() if key not in declared.drops}
     numbers |= declared.keys(config)
     keys |= {f"{name}.{key}": value for key, value in numbers.items()}
-    keys["general.file_type"] = np.uint32(FILE_TYPES[main_format(sources)])
+    keys["general.file_type"] = file_type(sources, main_format(sources))
     return keys
+
+
+def file_type(sources: Mapping[str, RowSource], name: str) -> np.uint32:
+    """Return `general.file_type` of a file in some format; experts in MXFP4 stay what they are."""
+    is_mxfp4 = name != "q8_0" and any(s.format.name == "mxfp4" for s in sources.values())
+    return np.uint32(_MXFP4_EXPERTS if is_mxfp4 else FILE_TYPES[name])
 
 
 def main_format(sources: Mapping[str, RowSource]) -> str:
