@@ -1,6 +1,6 @@
 """What scripts/bench_int4 runs in another environment: llm-compressor, and transformers to measure.
 
-    int4_peer.py quantize FOLDER METHOD TEXT OUT      gptq, gptq-imatrix, awq or awq-asym
+    int4_peer.py quantize FOLDER METHOD TEXT OUT      gptq, gptq-imatrix or awq
     int4_peer.py measure TEXT N_CHUNKS BASE FOLDER [FOLDER ...]
 
 Chunks are those of `quantcli quantize --calib` and of `quantcli eval`: 512 tokens, of which the
@@ -39,8 +39,7 @@ def quantize(folder: str, method: str, text: str, out: str) -> None:
     from llmcompressor.modifiers.quantization import GPTQModifier, QuantizationModifier
     from llmcompressor.modifiers.transform.awq import AWQModifier
 
-    scheme = "W4A16_ASYM" if method.endswith("asym") else "W4A16"
-    common = {"targets": "Linear", "scheme": scheme, "ignore": ["lm_head"]}
+    common = {"targets": "Linear", "scheme": "W4A16", "ignore": ["lm_head"]}
     if method.endswith("imatrix"):
         common["weight_observer"] = "imatrix_mse"
     if method.startswith("gptq"):

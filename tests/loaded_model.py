@@ -8,18 +8,20 @@ from pathlib import Path
 
 import numpy as np
 
-from quantcli.checkpoint import open_checkpoint
 from quantcli.formats import F32
+from quantcli.runtime.adapters import open_adapted
 from quantcli.runtime.model import Batch, Model
 
 Part = tuple[int, int, Sequence[int]]  # (sequence, position of the first token, tokens)
 
 
 @contextmanager
-def loaded(path: Path, **options: object) -> Iterator[Model]:
+def loaded(
+    path: Path, *, adapters: Sequence[tuple[Path, float]] = (), **options: object
+) -> Iterator[Model]:
     """Load a model, by default on two threads, and close it at the end."""
     options = {"n_threads": 2} | options
-    with open_checkpoint(path) as checkpoint:
+    with open_adapted(path, adapters) as checkpoint:
         model = Model.load(checkpoint, **options)  # type: ignore[arg-type]
         try:
             yield model

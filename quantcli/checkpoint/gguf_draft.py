@@ -22,13 +22,14 @@ import numpy as np
 
 from quantcli.checkpoint.drafts import check_target, refused_writes, replace, require_room
 from quantcli.checkpoint.gguf_write import TensorSpec, WriteValue, alignment, encode_head, padding
-from quantcli.checkpoint.home import flush, remove_partial
+from quantcli.checkpoint.home import begin_flush, flush, remove_partial
 from quantcli.errors import ResourceError, UsageError
 from quantcli.qtensor import U8, QTensor
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
+_FLUSH_EVERY = 8 << 20  # bytes, after which the system is asked to write them
 _KEPT = "what is done is kept: free some space, then resume"
 
 
@@ -61,6 +62,7 @@ class GGUFDraft:
         check_target(path, force=force)
         self.path, self.tensors, self._force = path, tuple(tensors), force
         self._safe_every_s, self._safe_at = safe_every_s, monotonic()
+        self._begun = 0  # bytes that the system was asked to write
         self._part = path.with_name(f".{path.name}.part")
         self._journal = path.with_name(f".{path.name}.part.json")
         head = encode_head(metadata, tensors)
@@ -175,6 +177,10 @@ class GGUFDraft:
         done = 0
         while done < data.nbytes:
             done += self._file.write(data.cast("B")[done:])
+        stop = self._file.tell()
+        if stop - self._begun >= _FLUSH_EVERY:
+            begin_flush(self._file, self._begun, stop)
+            self._begun = stop
 
     def _record(self, n_done: int) -> None:
         """Make what is written so far survive a power cut, and say so in the journal."""
@@ -190,7 +196,7 @@ class GGUFDraft:
         """Drop what follows the last tensor that is done."""
         with refused_writes(self.path):
             self._file.truncate(self._starts[self.n_done])
-            self._file.seek(0, os.SEEK_END)
+            self._begun = self._file.seek(0, os.SEEK_END)
 
     def _unlock(self) -> None:
         if self._lock.is_locked:

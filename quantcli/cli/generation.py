@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from quantcli.text import Tokenizer
     from quantcli.text.chat import ChatTemplate
 
+    Choice = Callable[[Mapping[str, object], Tokenizer], tuple[ChatTemplate | None, str | None]]
+
 Progress = Callable[[str, int, int], None]
 Message = Mapping[str, str]
 
@@ -46,6 +48,7 @@ class Loaded:
     engine: Engine
     load_s: float
     draft: Draft | None = None
+    template_note: str | None = None  # what is to be said about the template
 
     def close(self) -> None:
         """Stop the model's threads and close its file, and the draft model's after it."""
@@ -70,7 +73,7 @@ class Loaded:
     def uses_chat(self, asked: bool | None) -> bool:
         """Return whether to apply the chat template; raise UsageError if it lacks one."""
         if asked and self.template is None:
-            raise UsageError(f"{self.name} has no chat template. Leave out --chat, or use another.")
+            raise UsageError(f"{self.name} has no chat template. Name one with --chat-template.")
         return self.template is not None if asked is None else asked
 
     def chat_tokens(self, messages: list[Message]) -> tuple[int, ...]:
@@ -89,16 +92,21 @@ def opened(
     status: StatusLine,
     speculation: SpeculationOptions | None = None,
     n_parallel: int = 1,
+    choose: Choice | None = None,
 ) -> Iterator[Loaded]:
     """Hold a loaded model, downloaded first if need be; close it on the worker in the end.
 
     n_parallel   answers that may be under way at once
+    choose       finds the chat template and, if it is a guess, a sentence about it; None takes the
+                 file's
     """
     try:
-        loaded = load(name, options, worker, status, speculation, n_parallel)
+        loaded = load(name, options, worker, status, speculation, n_parallel, choose)
     finally:
         status.clear()
     try:
+        if loaded.template_note is not None:
+            status.warn(loaded.template_note)
         for line in notes(loaded):
             status.note(line)
         yield loaded
@@ -132,6 +140,7 @@ def load(
     status: StatusLine,
     speculation: SpeculationOptions | None = None,
     n_parallel: int = 1,
+    choose: Choice | None = None,
 ) -> Loaded:
     """Find, download if need be, open and load a model, and its draft model, on the worker."""
     from quantcli.checkpoint.store import resolve
@@ -157,7 +166,10 @@ def load(
             checkpoint = undo.enter_context(open_adapted(path, adapters))
             report("reading the vocabulary", 0, 0)
             tokenizer = from_metadata(checkpoint.metadata)
-            template = ChatTemplate.from_metadata(checkpoint.metadata)
+            if choose is None:
+                template, note = ChatTemplate.from_metadata(checkpoint.metadata), None
+            else:
+                template, note = choose(checkpoint.metadata, tokenizer)
             draft = None
             if draft_path is not None:
                 draft = load_draft(draft_path, tokenizer, options, n_parallel, report)
@@ -170,7 +182,7 @@ def load(
             )
             undo.pop_all()
         load_s = time.perf_counter() - start
-        return Loaded(name, checkpoint, tokenizer, template, model, engine, load_s, draft)
+        return Loaded(name, checkpoint, tokenizer, template, model, engine, load_s, draft, note)
 
     return worker.call(work)
 

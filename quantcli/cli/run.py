@@ -19,9 +19,12 @@ from quantcli.cli.options import (
     expand,
 )
 from quantcli.cli.speculation import SpeculationOptions
+from quantcli.cli.templating import TemplateOptions
 from quantcli.errors import UsageError
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from quantcli.cli.generation import Answer, Loaded
     from quantcli.cli.render import JsonValue, StatusLine
     from quantcli.cli.worker import Worker
@@ -55,6 +58,7 @@ def command(
     *,
     named: ModelOptions,
     given: PromptOptions,
+    templating: TemplateOptions,
     many: BatchOptions,
     sampling: SamplingOptions,
     constraint: ConstraintOptions,
@@ -77,10 +81,11 @@ def command(
     load.checked()
     speculation.checked()
     sampling.params()
+    templating.names()
     grammar = constraint.spec()
     checked_text(given.system or "", "the system message")
     status = StatusLine(verbose=output.verbose, quiet=output.quiet)
-    asked = _Asked(name, given, sampling, load, speculation, grammar)
+    asked = _Asked(name, given, templating, sampling, load, speculation, grammar)
     with Worker() as worker:
         if many.output is not None:
             _answer_many(asked, many, worker, status, as_json=as_json)
@@ -94,10 +99,22 @@ class _Asked:
 
     name: str
     given: PromptOptions
+    templating: TemplateOptions
     sampling: SamplingOptions
     load: LoadOptions
     speculation: SpeculationOptions
     grammar: "GrammarSpec | None"
+
+    def opened(
+        self, worker: "Worker", status: "StatusLine", n_parallel: int = 1
+    ) -> "AbstractContextManager[Loaded]":
+        """Hold the model that is asked for, loaded."""
+        from functools import partial
+
+        from quantcli.cli.generation import opened
+
+        choose = partial(self.templating.template, is_needed=self.given.chat is True)
+        return opened(self.name, self.load, worker, status, self.speculation, n_parallel, choose)
 
 
 def _answer_one(asked: _Asked, worker: "Worker", status: "StatusLine", *, as_json: bool) -> None:
@@ -112,12 +129,15 @@ def _answer_one(asked: _Asked, worker: "Worker", status: "StatusLine", *, as_jso
         _require_terminal(as_json=as_json)
         if asked.grammar is not None:
             raise UsageError("a grammar is for one answer. Add a prompt with -p or -f.")
-    with generation.opened(asked.name, asked.load, worker, status, asked.speculation) as loaded:
+    with asked.opened(worker, status) as loaded:
         if prompt is None:
             converse(loaded, worker, status, given, sampling)
             return
         if given.chat is None and loaded.template is None:
-            status.note(f"{asked.name} has no chat template: it continues the text, as --no-chat.")
+            status.note(
+                f"{asked.name} has no chat template: it continues the text, as --no-chat. "
+                "--chat-template NAME gives it one."
+            )
         request = _request(loaded, prompt, given, sampling, asked.grammar)
         _answer(generation.Answer(loaded.engine, request, worker), loaded, status, as_json)
 
@@ -126,7 +146,6 @@ def _answer_many(
     asked: _Asked, many: BatchOptions, worker: "Worker", status: "StatusLine", *, as_json: bool
 ) -> None:
     """Answer every line of a file."""
-    from quantcli.cli import generation
     from quantcli.cli.batch import answer_all, open_batch
 
     given, sampling = asked.given, asked.sampling
@@ -138,6 +157,7 @@ def _answer_many(
     settings = {
         "model": asked.name,
         "options": {**asdict(sampling), **asdict(given), "ctx": asked.load.ctx}
+        | {name: value for name, value in asdict(asked.templating).items() if value is not None}
         | ({"lora": asked.load.lora} if asked.load.lora else {}),
         "grammar": asdict(asked.grammar) if asked.grammar else None,
     }
@@ -145,7 +165,7 @@ def _answer_many(
         given.file, many.output, settings, given, sampling, asked.grammar, force=many.force
     )
     n = many.parallel
-    with generation.opened(asked.name, asked.load, worker, status, asked.speculation, n) as loaded:
+    with asked.opened(worker, status, n) as loaded:
         answer_all(batch, loaded, worker, status, n)
 
 

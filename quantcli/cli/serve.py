@@ -3,6 +3,7 @@
 # No "from __future__ import annotations" here: Typer reads the annotations.
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
@@ -16,6 +17,7 @@ from quantcli.cli.options import (
     expand,
 )
 from quantcli.cli.speculation import SpeculationOptions
+from quantcli.cli.templating import TemplateOptions
 
 if TYPE_CHECKING:
     from quantcli.engine.options import EngineOptions
@@ -176,6 +178,7 @@ def command(
     named: ModelOptions,
     load: ServeLoadOptions,
     serving: ServeOptions,
+    templating: TemplateOptions,
     sharing: ServeEngineOptions,
     output: OutputOptions,
 ) -> None:
@@ -195,13 +198,15 @@ def command(
     name = named.choose(model)
     load.checked()
     sharing.checked()
+    templating.names()
     settings = serving.settings(quiet=output.quiet)
+    choose = partial(templating.template, is_needed=True)
     listener = bound(settings.host, settings.port)
     status = StatusLine(verbose=output.verbose, quiet=output.quiet)
     with (
         listener,
         Worker() as worker,
-        opened(name, load, worker, status, sharing, serving.parallel) as loaded,
+        opened(name, load, worker, status, sharing, serving.parallel, choose) as loaded,
     ):
         service = service_of(loaded, settings, serving)
         worker.stream(service.compute)

@@ -21,7 +21,9 @@ Message = dict[str, object]
 _MAX_ROLE = 64
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _PASSED_ON = ("name", "tool_call_id", "reasoning_content")
-_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+_RESERVED = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
+)
 _MAX_NAMES = 32  # names that a request may set for the template
 
 
@@ -31,7 +33,7 @@ class Conversation:
 
     messages   as templates take them
     tools      that the model may call, or None
-    extra      further names for the template
+    extra      further names for the template, and how the prompt ends
     """
 
     messages: list[Message]
@@ -88,7 +90,19 @@ def read_conversation(fields: Fields, limits: Limits, tools: Tools | None) -> Co
     messages = [_message(m) for m in fields.objects("messages", limits.n_messages)]
     if not messages:
         refuse("messages is empty; give at least one message.", "messages")
-    return Conversation(messages, tools, _names(fields))
+    return Conversation(messages, tools, _names(fields) | _ending(fields))
+
+
+def _ending(fields: Fields) -> dict[str, object]:
+    """Return how the prompt ends; fields and defaults are vLLM's."""
+    goes_on = fields.flag("continue_final_message")
+    asks = fields.flag("add_generation_prompt", default=not goes_on)
+    if goes_on and asks:
+        refuse(
+            "continue_final_message and add_generation_prompt cannot both be true.",
+            "continue_final_message",
+        )
+    return {"continue_final_message": goes_on, "add_generation_prompt": asks}
 
 
 def _names(fields: Fields) -> dict[str, object]:

@@ -37,8 +37,10 @@ class Served:
 
     @cached_property
     def source(self) -> str:
-        """The program of the chat template, "" if there is none."""
-        return self.template.source if self.template is not None else ""
+        """The program of the chat template: of two that for tools, "" if there is none."""
+        if self.template is None:
+            return ""
+        return (self.template.for_tools or self.template).source
 
     @cached_property
     def template_takes_tools(self) -> bool:

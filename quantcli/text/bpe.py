@@ -8,7 +8,9 @@ Face's tokenizers and llama.cpp.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
+from functools import cache
 from unicodedata import category
 
 from tokenizers import Regex
@@ -39,7 +41,15 @@ LONGEST_PIECE = 1 << 20
 # Grouping digits from the right looks ahead over a whole number: quadratic, so these are cut too.
 LONGEST_NUMBER = 99  # a multiple of 3
 
-_LONG_NUMBER = re.compile(rf"\d{{{LONGEST_NUMBER + 1},}}")
+
+@cache
+def _long_number(all_numbers: bool) -> re.Pattern[str]:
+    """Return a pattern for what is cut: decimal digits, or all that Unicode calls numbers."""
+    one = r"\d"
+    if all_numbers:
+        characters = map(chr, range(sys.maxunicode + 1))
+        one = "[" + "".join(c for c in characters if category(c)[0] == "N") + "]"
+    return re.compile(f"{one}{{{LONGEST_NUMBER + 1},}}")
 
 
 def _byte_characters() -> dict[int, int]:
@@ -127,16 +137,16 @@ def _pieces(text: str, row: PreTokenizer) -> Iterator[str]:
         piece = text[start:stop]
         start = stop
         if row.groups_digits:
-            yield from _cut_numbers(piece, groups_words=row.groups_words)
+            yield from _cut_numbers(piece, row)
         else:
             yield piece
 
 
-def _cut_numbers(text: str, *, groups_words: bool) -> Iterator[str]:
+def _cut_numbers(text: str, row: PreTokenizer) -> Iterator[str]:
     """Yield text in pieces that hold no very long number, cut where groups of three begin."""
     start = 0
-    for match in _LONG_NUMBER.finditer(text):
-        if groups_words or not _goes_on(text, match.end()):
+    for match in _long_number(row.all_numbers).finditer(text):
+        if row.groups_words or not _goes_on(text, match.end()):
             cut = match.start() + (match.end() - match.start()) % LONGEST_NUMBER
         else:
             cut = _number_start(text, match.start()) + LONGEST_NUMBER

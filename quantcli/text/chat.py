@@ -79,7 +79,9 @@ class ChatTemplate:
             self.for_tools = ChatTemplate(for_tools, tokens, defaults=defaults)
 
     @classmethod
-    def from_metadata(cls, metadata: Metadata) -> ChatTemplate | None:
+    def from_metadata(
+        cls, metadata: Metadata, *, defaults: Mapping[str, object] | None = None
+    ) -> ChatTemplate | None:
         """Return the template of a file, or None if it has none.
 
         Where there are several, that is the default one, with that for tools beside it.
@@ -87,7 +89,8 @@ class ChatTemplate:
         source = _source(metadata, KEY)
         if source is None:
             return None
-        return cls(source, spellings(metadata), for_tools=_source(metadata, f"{KEY}.tool_use"))
+        for_tools = _source(metadata, f"{KEY}.tool_use")
+        return cls(source, spellings(metadata), defaults=defaults, for_tools=for_tools)
 
     def render(
         self,

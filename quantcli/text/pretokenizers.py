@@ -32,6 +32,7 @@ class PreTokenizer:
     cut            where long text may be cut: at these places every word ends
     groups_digits  digits are grouped by three from the right, which looks ahead over a number
     groups_words   they are so even where a letter follows; otherwise, then, from the left
+    all_numbers    so are fractions and other numbers that are no decimal digits
     """
 
     patterns: tuple[str, ...]
@@ -41,6 +42,7 @@ class PreTokenizer:
     cut: str = BEFORE_SPACE
     groups_digits: bool = False
     groups_words: bool = False
+    all_numbers: bool = False
 
 
 _CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -155,7 +157,10 @@ DEFAULT = "default"
 PRETOKENIZERS: dict[str, PreTokenizer] = {
     "a.x-4.0": PreTokenizer((_GPT2,)),
     "afmoe": PreTokenizer(
-        (_AFMOE_DIGITS, _AFMOE_SCRIPTS, _DEEPSEEK3), groups_digits=True, groups_words=True
+        (_AFMOE_DIGITS, _AFMOE_SCRIPTS, _DEEPSEEK3),
+        groups_digits=True,
+        groups_words=True,
+        all_numbers=True,
     ),
     "bailingmoe": PreTokenizer((_BAILING,)),
     "bailingmoe2": PreTokenizer((_BAILING,)),

@@ -22,6 +22,8 @@ LLAMA_CPP = {
         "file": ("-f", "--file"),
         "system": ("-sys", "--system-prompt"),
         "chat": ("-cnv",),
+        "chat_template": ("--chat-template", "--chat-template-file"),
+        "chat_template_kwargs": ("--chat-template-kwargs",),
         "max_tokens": ("-n", "--predict", "--n-predict"),
         "ctx": ("-c", "--ctx-size"),
         "threads": ("-t", "--threads"),

@@ -169,6 +169,22 @@ def test_product_is_as_near_the_exact_one_as_its_roundings(fmt: BlockFormat, n_o
         assert not found[:, n_out:].any()
 
 
+@pytest.mark.parametrize("fmt", QUANTIZED)
+def test_largest_codes_times_largest_activations_do_not_overflow(fmt: BlockFormat) -> None:
+    n_in = inputs(fmt)
+    x = np.repeat(np.float32([[1.0], [-1.0], [1.0], [-1.0], [1.0]]), n_in, axis=1)
+    for byte in (b"\x00", b"\x77", b"\xff"):
+        data = random_rows(fmt, 16, n_in)
+        blocks = data.reshape(-1).view(fmt.block)
+        for name in {"qs", "qh", "ql", "hmask"} & set(fmt.block.names or ()):
+            blocks[name] = np.frombuffer(byte * 2, blocks[name].dtype)[0]
+        packed = pack(fmt.name, data)
+        weights = look_up(packed, range(16))
+        staged = activations_for(packed, x)
+        error = np.abs(multiply(packed, staged) - np.float64(staged.values()) @ weights.T)
+        assert (error <= error_bound(fmt, data, weights, staged.values())).all()
+
+
 @pytest.mark.parametrize("fmt", EVERY)
 def test_a_row_has_the_same_bits_in_any_group(fmt: BlockFormat) -> None:
     n_in = inputs(fmt)

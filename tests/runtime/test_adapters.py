@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from loaded_model import feed, step
+from loaded_model import fed, loaded, step
 from logit_cases import ROWS, prompt
 from logit_errors import relative_rms
 from lora_cases import (
@@ -34,7 +34,6 @@ from quantcli.errors import ModelError
 from quantcli.formats import F32
 from quantcli.plan.lora import Branch, branched, targets
 from quantcli.runtime.adapters import open_adapted, with_adapters
-from quantcli.runtime.model import Model
 from quantcli.runtime.sizing import size_model
 
 GOLDENS = Path(__file__).parent.parent / "goldens" / "logits" / "lora.npz"
@@ -46,13 +45,7 @@ Files = list[tuple[Path, float]]
 
 def compiled(path: Path, adapters: Files, tokens: list[int], **options: object) -> F32:
     """Return the compiled model's logits of a prompt."""
-    chunk = int(options.pop("chunk", 0))  # type: ignore[call-overload]
-    with open_adapted(path, adapters) as checkpoint:
-        model = Model.load(checkpoint, **({"n_threads": 2, "context": 64} | options))  # type: ignore[arg-type]
-        try:
-            return feed(model, tokens, chunk=chunk)
-        finally:
-            model.close()
+    return fed(path, tokens, adapters=adapters, **({"context": 64} | options))  # type: ignore[arg-type]
 
 
 def case_files(folder: Path, case: Case) -> tuple[Path, Files]:
@@ -126,10 +119,8 @@ def test_rows_of_company_do_not_change_a_bit(tmp_path: Path) -> None:
     path, files = case_files(tmp_path, case)
     tokens = prompt(N_VOCAB, 12)
     alone = compiled(path, files, tokens)
-    with open_adapted(path, files) as checkpoint:
-        model = Model.load(checkpoint, n_threads=2, context=64, n_sequences=3, cache="paged")
+    with loaded(path, adapters=files, context=64, n_sequences=3, cache="paged") as model:
         found = step(model, [(0, 0, tokens[3:]), (1, 0, tokens), (2, 0, tokens[:1])])
-        model.close()
     assert found[9:21].tobytes() == alone.tobytes()
 
 

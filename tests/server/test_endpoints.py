@@ -122,6 +122,18 @@ def test_detokenize_refuses_what_is_no_token(server: Running, tokens: object) ->
     assert server.post("/detokenize", {"tokens": tokens}).status_code == 400
 
 
+def test_an_answer_goes_on_where_the_last_message_ends(server: Running) -> None:
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well, "}]
+    body = {"messages": messages, "continue_final_message": True}
+    prompt = server.post("/apply-template", body).json()["prompt"]
+    assert prompt.endswith("<|im_start|>assistant\nWell, ")
+    ends = {"messages": messages, "add_generation_prompt": False}
+    assert server.post("/apply-template", ends).json()["prompt"] == prompt + "<|im_end|>\n"
+    for wrong in ({"add_generation_prompt": True}, {"messages": messages[:1]}):
+        answer = server.post("/apply-template", body | wrong)
+        assert answer.status_code == 400, answer.text
+
+
 def test_apply_template(server: Running) -> None:
     messages = [{"role": "user", "content": "Hi"}]
     body = server.post("/apply-template", {"messages": messages}).json()

@@ -43,6 +43,7 @@ class PanelFormat:
     is_signed      codes are i8 (stored plus SIGNED_OFFSET); otherwise u8 below 64
     pack_block     compiled (src, panel block, row): one block of one row, as in the file
     unpack_block   compiled (panel block, row, out): its weights as f32
+    max_code       the largest of unsigned codes
     is_float       codes are the weights themselves, f32x16, a step is one input
     n_parts        1, or 2 where each half of 32 inputs has a scale of its own
     head           (b, block) -> values shared by the block's steps
@@ -63,6 +64,7 @@ class PanelFormat:
     pack_block: Callable[..., None]
     unpack_block: Callable[..., None]
     is_signed: bool = False
+    max_code: int = 63
     n_parts: int = 1
     is_float: bool = False
 

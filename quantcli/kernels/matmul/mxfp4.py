@@ -72,6 +72,7 @@ PANEL = PanelFormat(
     codes=lambda b, step, j: machine.look_up(b, TABLE, nibble_quad(b, emit.at(b, step, _CODES), j)),
     scales=lambda b, head, step: [_power_of_two(b, step)],
     minima=lambda b, head, step: [],
+    max_code=24,
     pack_block=pack_block,
     unpack_block=unpack_block,
 )

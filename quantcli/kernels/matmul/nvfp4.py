@@ -58,6 +58,7 @@ PANEL = PanelFormat(
     scales=lambda b, head, step: [f16_rows(b, step, 32 * half) for half in (0, 1)],
     minima=lambda b, head, step: [],
     n_parts=2,
+    max_code=24,
     pack_block=pack_block,
     unpack_block=unpack_block,
 )

@@ -74,6 +74,7 @@ PANEL = PanelFormat(
     scales=_scales,
     minima=_minima,
     n_parts=2,
+    max_code=3,
     pack_block=pack_block,
     unpack_block=unpack_block,
 )

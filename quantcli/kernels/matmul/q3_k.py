@@ -89,6 +89,7 @@ PANEL = PanelFormat(
     scales=half_scales,
     minima=lambda b, head, step: [],
     n_parts=2,
+    max_code=7,
     pack_block=pack_block,
     unpack_block=unpack_block,
 )

@@ -48,6 +48,7 @@ PANEL = PanelFormat(
     codes=lambda b, step, j: nibble_quad(b, emit.at(b, step, _CODES), j),
     scales=lambda b, head, step: [f16_rows(b, step)],
     minima=lambda b, head, step: [],
+    max_code=15,
     pack_block=pack_block,
     unpack_block=unpack_block,
 )

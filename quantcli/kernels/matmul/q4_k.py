@@ -70,6 +70,7 @@ PANEL = PanelFormat(
     codes=lambda b, step, j: nibble_quad(b, emit.at(b, step, _CODES), j),
     scales=scales,
     minima=minima,
+    max_code=15,
     pack_block=pack_block,
     unpack_block=unpack_block,
 )

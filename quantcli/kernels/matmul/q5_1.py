@@ -63,6 +63,7 @@ PANEL = PanelFormat(
     codes=lambda b, step, j: five_bit_quad(b, emit.at(b, step, _CODES), emit.at(b, step, _HIGH), j),
     scales=lambda b, head, step: [f16_rows(b, step)],
     minima=lambda b, head, step: [f16_rows(b, step, _M)],
+    max_code=31,
     pack_block=pack_block,
     unpack_block=unpack_block,
 )

@@ -75,6 +75,7 @@ PANEL = PanelFormat(
     codes=lambda b, step, j: five_bit_quad(b, emit.at(b, step, _CODES), emit.at(b, step, _HIGH), j),
     scales=scales,
     minima=minima,
+    max_code=31,
     pack_block=pack_block,
     unpack_block=unpack_block,
 )

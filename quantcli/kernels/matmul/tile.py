@@ -6,6 +6,7 @@ alone and among others. Weights are unpacked once for all T tokens.
 
 from __future__ import annotations
 
+from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic, overload
 
@@ -67,14 +68,29 @@ def _dots(b, fmt, acts, step, part):
     starts_folded = n_words > 0 and not fmt.words[0][0]
     zero = emit.constant(I32X16, 0)
     accs = [acts.word(I32, part, t) if starts_folded else zero for t in range(acts.n_tokens)]
-    dot = machine.dot_signed if fmt.is_signed else machine.dot_unsigned
     # Quads j and j + 4 share bytes in the 4-bit layouts: taken together, each byte loads once.
     order = [q for j in range(4) for q in (j, j + 4)] if fmt.n_parts == 1 else range(n_quads)
-    for j in order:
-        quad = j + part * n_quads
+    quads = [j + part * n_quads for j in order]
+    n_joined = 0 if fmt.is_signed else machine.PAIR_LIMIT // (2 * 127 * fmt.max_code)
+    if n_joined > 1:
+        for start in range(0, n_quads, n_joined):
+            accs = _joined_dots(b, fmt, acts, step, quads[start : start + n_joined], accs)
+        return accs
+    dot = machine.dot_signed if fmt.is_signed else machine.dot_unsigned
+    for quad in quads:
         codes = fmt.codes(b, step, quad)
         accs = [dot(b, acc, codes, acts.quad(t, quad)) for t, acc in enumerate(accs)]
     return accs
+
+
+def _joined_dots(b, fmt, acts, step, quads, accs):
+    """Add the dots of quads whose sums of pairs fit 16 bits together."""
+    sums = None
+    for quad in quads:
+        codes = fmt.codes(b, step, quad)
+        pairs = [machine.pairs(b, codes, acts.quad(t, quad)) for t in range(acts.n_tokens)]
+        sums = pairs if sums is None else [b.add(x, y) for x, y in zip(sums, pairs, strict=True)]
+    return [machine.add_pairs(b, acc, total) for acc, total in zip(accs, sums, strict=True)]
 
 
 def _emit_step(b, fmt, acts, head, step, sums):
@@ -133,22 +149,30 @@ def _emit_tile(b, fmt, n_tokens, args):
 
 def _emit_float_tile(b, fmt, n_tokens, args):
     """Multiply f32, f16 or bf16 weights by f32; even and odd inputs are summed apart."""
-    weights, acts, _, _, n_blocks, out, out_stride, bias, is_add = args
+    n_lanes = machine.FLOAT_LANES if n_tokens > 2 else 16
+    parts = [_float_sums(b, fmt, n_tokens, args, n_lanes, part) for part in range(16 // n_lanes)]
+    totals = [emit.join(b, list(rows)) for rows in zip(*parts, strict=True)]
+    out, out_stride, bias, is_add = args[5:]
+    _write(b, totals, out, out_stride, bias, is_add)
+
+
+def _float_sums(b, fmt, n_tokens, args, n_lanes, part):
+    """Return f32 (n_lanes) for each token: the sums of one part of the rows."""
+    weights, acts, _, _, n_blocks = args[:5]
     n_pairs = b.mul(n_blocks, I64(fmt.n_inputs // 2))
-    zero = emit.constant(F32X16, 0.0)
+    zero = emit.constant(ir.VectorType(F32, n_lanes), 0.0)
     sums = [cgutils.alloca_once_value(b, zero) for _ in range(2 * n_tokens)]
     with cgutils.for_range(b, n_pairs) as loop:
         for odd in (0, 1):
             index = b.add(b.shl(loop.index, I64(1)), I64(odd))
             row = emit.at(b, weights, b.mul(index, I64(fmt.step_nbytes)))
-            weight = fmt.codes(b, row, 0)
+            weight = emit.part(b, fmt.codes(b, row, 0), part, n_lanes)
             x = emit.at(b, acts, b.mul(index, I64(4 * n_tokens)))
             for t in range(n_tokens):
                 slot = sums[2 * t + odd]
-                value = emit.splat_load(b, F32, x, 4 * t)
+                value = emit.splat(b, emit.load(b, F32, x, 4 * t), n_lanes)
                 b.store(machine.fma(b, weight, value, b.load(slot)), slot)
-    totals = [b.fadd(b.load(sums[2 * t]), b.load(sums[2 * t + 1])) for t in range(n_tokens)]
-    _write(b, totals, out, out_stride, bias, is_add)
+    return [b.fadd(b.load(sums[2 * t]), b.load(sums[2 * t + 1])) for t in range(n_tokens)]
 
 
 @intrinsic(prefer_literal=True)

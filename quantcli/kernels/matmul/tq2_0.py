@@ -45,6 +45,7 @@ PANEL = PanelFormat(
     codes=crumb_quad,
     scales=lambda b, head, step: [head[0]],
     minima=lambda b, head, step: [],
+    max_code=3,
     pack_block=pack_block,
     unpack_block=unpack_block,
 )

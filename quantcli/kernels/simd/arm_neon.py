@@ -8,7 +8,9 @@ from quantcli.kernels.simd import emit
 from quantcli.kernels.simd.vectors import I32, VOID
 
 TILE_TOKENS = 4  # a value takes four of 32 registers
+FLOAT_LANES = 16
 SIGNED_OFFSET = 0
+PAIR_LIMIT = 0  # a dot adds to 32 bits at once
 
 fma = emit.fused_multiply_add
 f16_to_f32 = emit.native_f16_to_f32

@@ -160,8 +160,8 @@ def native_f32_to_f16(b, x):
 
 
 def fused_multiply_add(b, x, y, z):
-    """Return x * y + z, rounded once."""
-    return call(b, "llvm.fma.v16f32", F32X16, x, y, z)
+    """Return x * y + z, rounded once; f32 vectors of one length."""
+    return call(b, f"llvm.fma.v{x.type.count}f32", x.type, x, y, z)
 
 
 def narrow_to_i8(b, x):

@@ -8,7 +8,9 @@ from quantcli.kernels.simd import emit
 from quantcli.kernels.simd.vectors import F32X16, I16X16, I16X32, I32X16
 
 TILE_TOKENS = 2
+FLOAT_LANES = 16
 SIGNED_OFFSET = 0
+PAIR_LIMIT = 0  # a dot adds to 32 bits at once
 
 
 def fma(b, x, y, z):

@@ -8,7 +8,9 @@ from quantcli.kernels.simd import emit
 from quantcli.kernels.simd.vectors import I8, I16, I32
 
 TILE_TOKENS = 4  # a value takes two of 16 registers
+FLOAT_LANES = 8  # rows of a float tile whose sums are kept in registers
 SIGNED_OFFSET = 0
+PAIR_LIMIT = 32767  # up to which sums of products may be kept in 16 bits, see `pairs`
 
 fma = emit.fused_multiply_add
 f16_to_f32 = emit.native_f16_to_f32
@@ -34,6 +36,24 @@ def dot_unsigned(b, acc, codes, x):
         for h in (0, 1)
     ]
     return emit.join(b, halves)
+
+
+def pairs(b, codes, x):
+    """Return dots of pairs of codes below 64 and i8 x, each (64), as i16 (32)."""
+    name = "llvm.x86.avx2.pmadd.ub.sw"
+    halves = [
+        emit.call(b, name, _I16X16, emit.part(b, codes, h, 32), emit.part(b, x, h, 32))
+        for h in (0, 1)
+    ]
+    return emit.join(b, halves)
+
+
+def add_pairs(b, acc, sums):
+    """Add sums of pairs next to each other, i16 (32), to i32 (16)."""
+    ones = emit.constant(_I16X16, 1)
+    name = "llvm.x86.avx2.pmadd.wd"
+    halves = [emit.call(b, name, _I32X8, emit.part(b, sums, h, 16), ones) for h in (0, 1)]
+    return b.add(acc, emit.join(b, halves))
 
 
 def dot_signed(b, acc, codes, x):

@@ -6,7 +6,9 @@ from quantcli.kernels.simd import emit
 from quantcli.kernels.simd.vectors import I32X16
 
 TILE_TOKENS = 8  # 8 integer and 8 float accumulators leave room in 32 registers
+FLOAT_LANES = 16
 SIGNED_OFFSET = 128  # vpdpbusd takes unsigned weights: signed codes are stored plus 128
+PAIR_LIMIT = 0  # a dot adds to 32 bits at once
 
 fma = emit.fused_multiply_add
 f16_to_f32 = emit.native_f16_to_f32

@@ -8,7 +8,9 @@ from quantcli.kernels.simd import emit
 from quantcli.kernels.simd.vectors import I32, I32X16
 
 TILE_TOKENS = 4  # a value takes two of 16 registers
+FLOAT_LANES = 8  # rows of a float tile whose sums are kept in registers
 SIGNED_OFFSET = 128
+PAIR_LIMIT = 0  # a dot adds to 32 bits at once
 
 fma = emit.fused_multiply_add
 f16_to_f32 = emit.native_f16_to_f32
