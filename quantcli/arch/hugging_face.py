@@ -76,7 +76,7 @@ def odd(config: HFConfig, n: int) -> tuple[Take, ...]:
 
 def _half(n: int) -> int:
     if n % 2 or not n:
-        raise CheckpointError(f"a tensor of gates and ups has {n} rows; it must be an even number.")
+        raise CheckpointError(f"holds gates and ups in {n} rows; it must be an even number.")
     return n // 2
 
 

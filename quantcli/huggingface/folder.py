@@ -245,7 +245,10 @@ def _sources(
             elif place.piece is None:
                 plain[place.name], hf_names[place.name] = source, hf_name
             else:
-                plain[place.name] = piece_of(source, place.piece, config)
+                try:
+                    plain[place.name] = piece_of(source, place.piece, config)
+                except CheckpointError as error:
+                    raise CheckpointError(f"tensor {quoted(hf_name)}: {error}") from error
     sources = {name: _as_gguf(name, s, declared, config) for name, s in plain.items()}
     for name, parts in experts.items():
         sources[name] = _as_gguf(name, _stacked(name, parts), declared, config)

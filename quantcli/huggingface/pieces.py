@@ -47,7 +47,7 @@ def _taken(source: RowSource, takes: tuple[Take, ...], n: int) -> list[tuple[Pic
         last = take.start + (take.count - 1) * take.step
         if take.period < 1 or n % take.period or not 0 <= take.start <= last < take.period:
             raise CheckpointError(
-                f"a tensor has shape {list(source.shape)}; config.json calls for a multiple of "
+                f"has shape {list(source.shape)}; config.json calls for a multiple of "
                 f"{take.period} rows."
             )
     return [(Picked(source, take), take) for take in takes]

@@ -108,7 +108,7 @@ def test_a_shape_that_cannot_be_cut_is_refused(take: Take) -> None:
 
 @pytest.mark.parametrize("takes", [first_half, second_half, even, odd])
 def test_an_odd_number_of_rows_has_no_halves(takes: object) -> None:
-    with pytest.raises(CheckpointError, match="has 3 rows; it must be an even number"):
+    with pytest.raises(CheckpointError, match="in 3 rows; it must be an even number"):
         piece_of(Given(M[:3]), Piece("x", takes), NOTHING)  # type: ignore[arg-type]
 
 
