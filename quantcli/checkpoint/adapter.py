@@ -106,7 +106,7 @@ def is_adapter(path: Path) -> bool:
             return (path / PEFT_CONFIG).is_file()
         with PositionalFile(path) as file:
             metadata = read_head(file).metadata
-            return metadata.get("general.type") == "adapter" or "adapter.type" in metadata
+            return _word(metadata, "general.type") == "adapter" or "adapter.type" in metadata
     except (QuantcliError, OSError):
         return False
 
@@ -130,10 +130,11 @@ def open_adapter(path: Path, scale: float = 1.0) -> Adapter:
 def as_adapter(checkpoint: Checkpoint, scale: float) -> Adapter:
     """Return what an open file of an adapter holds; raises as `open_adapter`."""
     path, metadata = checkpoint.paths[0], checkpoint.metadata
-    kind = metadata.get("adapter.type")
+    kind = _word(metadata, "adapter.type")
     if kind != "lora":
+        got = "missing or no text" if kind is None else quoted(kind)
         raise UnsupportedModel(
-            f"{path}: adapter.type is {kind!r}; quantcli applies adapters of type 'lora' only."
+            f"{path}: adapter.type is {got}; quantcli applies adapters of type 'lora' only."
         )
     activated = next((key for key in metadata if key.startswith("adapter.alora.")), None)
     if activated:
@@ -143,7 +144,7 @@ def as_adapter(checkpoint: Checkpoint, scale: float) -> Adapter:
         )
     return Adapter(
         checkpoint,
-        str(metadata.get("general.architecture")),
+        _word(metadata, "general.architecture") or "unnamed",
         _alpha(path, metadata),
         scale,
         _pairs(checkpoint),
@@ -154,9 +155,17 @@ def as_adapter(checkpoint: Checkpoint, scale: float) -> Adapter:
 def _alpha(path: Path, metadata: Metadata) -> float:
     key = "adapter.lora.alpha"
     value = metadata.get(key, 0.0)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise CheckpointError(f"{path}: {key} is {value!r}; it must be a finite number.")
-    return float(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value):  # type: ignore[arg-type]
+        got = str(value) if is_number else f"of type {metadata.type_name(key)}"
+        raise CheckpointError(f"{path}: {key} is {got}; it must be a finite number.")
+    return float(value)  # type: ignore[arg-type]
+
+
+def _word(metadata: Metadata, key: str) -> str | None:
+    """Return a string, or None if the key is missing or holds anything else."""
+    value = metadata.get(key)
+    return value if isinstance(value, str) else None
 
 
 def _pairs(checkpoint: Checkpoint) -> dict[str, Pair]:

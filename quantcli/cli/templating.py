@@ -118,6 +118,9 @@ def _file_text(name: str) -> str | None:
         return None
     try:
         with path.open(encoding="utf-8") as file:
-            return file.read(1 << 20)  # a template that is longer is refused
+            text = file.read(1 << 20)  # a template that is longer is refused
     except UnicodeDecodeError:
-        raise UsageError(f"{name} is no text; it should be a Jinja template.") from None
+        text = "\0"
+    if "\0" in text:
+        raise UsageError(f"{name} is no text; it should be a Jinja template.")
+    return text

@@ -6,7 +6,8 @@ values that attention averages. The model computes the same; only rounding chang
 an input is read off the plan, so that no architecture is named here.
 
 Scales are tried on the quantizer that will be used, identity among them, on some of the rows and by
-tr(dW H dW^T); they are kept only where that falls. There is no search for clipping of its own: the
+tr(dW H dW^T); they are kept only where that falls, and where no matrix, as a whole, loses more than
+by the plain search without them. There is no search for clipping of its own: the
 searches for scales of all formats try ranges that clip the largest weights.
 """
 
@@ -28,6 +29,8 @@ from quantcli.quantize.plain import QUANTIZER as PLAIN
 _ROWS = 192  # of each matrix that candidates are tried on
 _COLUMNS = 2048  # inputs they are tried on; more would cost the cube of it
 _MARGIN = 0.99  # of the loss, below which scales are worth their while
+_CHECKED = 3  # of the best candidates, on whole matrices
+_SLAB_ROWS = 1024
 _MOST = 8.0  # largest scale, and 1 / the least
 # Powers of the input's size, and of the inverse of the weights'.
 _POWERS = (
@@ -113,10 +116,13 @@ class Awq:
         losses = {(0.0, 0.0): trial.loss(quantizer, None)}
         for powers in _POWERS:
             losses[powers] = trial.loss(quantizer, _scales(layer, site, statistics, *powers))
-        best = min(losses, key=lambda powers: losses[powers])
-        if not losses[best] < _MARGIN * losses[0.0, 0.0]:
-            return None
-        return _scales(layer, site, statistics, *best)
+        limit = _MARGIN * losses[0.0, 0.0]
+        better = sorted((p for p in losses if losses[p] < limit), key=lambda powers: losses[powers])
+        for powers in better[:_CHECKED]:
+            scales = _scales(layer, site, statistics, *powers)
+            if _is_never_worse(layer, site, formats, statistics, scales, quantizer):
+                return scales
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +180,48 @@ class _Trial:
         if not all(energy > 0 for energy in energies.values()):
             return None
         return cls(columns, weights, {n: formats[n] for n in names}, energies, part)
+
+
+def _is_never_worse(
+    layer: Layer,
+    site: Site,
+    formats: Mapping[str, BlockFormat],
+    statistics: Statistics,
+    scales: F32,
+    quantizer: Quantizer,
+) -> bool:
+    """Return whether every matrix, once scaled, loses no more than by the search as it is."""
+    scaled = _scaled(statistics, scales)
+    for op in site.readers:
+        name = op.weights[0]
+        weight, fmt = layer.weights[name], formats[name]
+        if fmt.name not in LAYOUTS:
+            continue
+        most = _lost(PLAIN, name, weight, None, fmt, statistics)
+        # what is chosen in the end loses no more than the search does
+        if _lost(PLAIN, name, weight, scales, fmt, scaled) <= most:
+            continue
+        if quantizer is PLAIN or _lost(quantizer, name, weight, scales, fmt, scaled) > most:
+            return False
+    return True
+
+
+def _lost(
+    quantizer: Quantizer,
+    name: str,
+    weight: F32,
+    scales: F32 | None,
+    fmt: BlockFormat,
+    statistics: Statistics,
+) -> float:
+    """Return tr(dW H dW^T) of a matrix with its columns scaled, by slabs of rows."""
+    total = 0.0
+    for start in range(0, len(weight), _SLAB_ROWS):
+        rows = weight[start : start + _SLAB_ROWS]
+        rows = rows.copy() if scales is None else rows * scales
+        data = quantizer.quantize(MatrixJob(name, rows.copy(), fmt, fmt, statistics)).data
+        total += _energy(rows - QTensor(name, rows.shape, fmt, data).dequantize(), statistics)
+    return total
 
 
 def site_of(ops: Sequence[Op], group: Sequence[str]) -> tuple[Site | None, str]:

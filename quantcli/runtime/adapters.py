@@ -21,9 +21,11 @@ from quantcli.checkpoint.adapter import (
     open_adapter,
 )
 from quantcli.checkpoint.gguf_layout import quoted
-from quantcli.errors import ShapeError, UnsupportedModel
+from quantcli.errors import ShapeError, UnsupportedModel, UsageError
 from quantcli.plan import Plan
 from quantcli.plan.lora import Branch, branched, shapes, targets
+
+_MAX_FACTOR = 1e6  # no adapter needs a thousandth of it; f32 would overflow in the end
 
 
 def open_adapted(path: Path, wanted: Sequence[tuple[Path, float]]) -> Checkpoint:
@@ -43,7 +45,8 @@ def with_adapters(base: Checkpoint, wanted: Sequence[tuple[Path, float]]) -> Che
 
     The result closes the model and the adapters. All of an adapter is read once, to be checked.
     Raises ModelError for an adapter that is damaged, not supported or made for another model, and
-    what `Hyper` raises for a model that cannot be run; then the model stays open.
+    what `Hyper` raises for a model that cannot be run, UsageError for a scale beyond all sense;
+    then the model stays open.
     """
     if not wanted:
         return base
@@ -95,6 +98,11 @@ def _branches(plan: Plan, adapter: Adapter, arch: str, number: int, model: str) 
             raise UnsupportedModel(f"{path}: {_no_target(pair, plan, model)}")
         if error := _misfit(pair, *shapes(plan, ops[pair.target], pair.rank)):
             raise ShapeError(f"{path}: {error}")
+        if abs(factor := adapter.factor(pair)) > _MAX_FACTOR:
+            raise UsageError(
+                f"{path}: with a scale of {adapter.scale:g} it is multiplied by {factor:g}; give a "
+                f"scale that keeps this within {_MAX_FACTOR:g}."
+            )
     return [
         Branch(
             pair.target,

@@ -50,8 +50,10 @@ def test_norms_beside_it_are_ignored_as_llama_cpp_does(tmp_path: Path) -> None:
 
 BAD = {
     "no lora": ({"adapter__type": "ia3"}, PAIR, UnsupportedModel, "adapter.type is 'ia3'"),
-    "no type": ({"adapter__type": None}, PAIR, UnsupportedModel, "adapter.type is None"),
-    "alpha is text": ({"adapter__lora__alpha": "8"}, PAIR, CheckpointError, "alpha is '8'"),
+    "no type": ({"adapter__type": None}, PAIR, UnsupportedModel, "adapter.type is missing"),
+    "type is a list": ({"adapter__type": [1, 2]}, PAIR, UnsupportedModel, "missing or no text"),
+    "alpha is text": ({"adapter__lora__alpha": "8"}, PAIR, CheckpointError, "alpha is of type str"),
+    "alpha is a list": ({"adapter__lora__alpha": [8, 9]}, PAIR, CheckpointError, "of type [i32]"),
     "alpha is NaN": ({"adapter__lora__alpha": float("nan")}, PAIR, CheckpointError, "alpha is nan"),
     "activated": (
         {"adapter__alora__invocation_tokens": [1, 2]},

@@ -168,6 +168,8 @@ def test_what_is_wrong_is_one_line_and_a_code(
     assert (code, "no such file" in said) == (2, True)
     code, said = with_lora(f"{a}:nan")
     assert (code, "the scale is nan" in said) == (2, True)
+    code, said = with_lora(f"{a}:1e300")
+    assert (code, "a.gguf: with a scale of 1e+300 it is multiplied by 2e+300" in said) == (2, True)
     code, said = with_lora(a, f"{a}:0.5")
     assert (code, "is given twice" in said) == (2, True)
     code, said = with_lora(f"{a},{a}")

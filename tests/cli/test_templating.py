@@ -55,9 +55,10 @@ def test_what_is_neither_a_name_nor_a_file_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_template_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "own"
-    path.write_bytes(b"\xff\xfe")
-    with pytest.raises(UsageError, match="own is no text; it should be a Jinja template"):
-        chosen(str(path))
+    for data in (b"\xff\xfe", b"GGUF\3\0\0\0"):
+        path.write_bytes(data)
+        with pytest.raises(UsageError, match="own is no text; it should be a Jinja template"):
+            chosen(str(path))
     path.write_text("x" * (1 << 18), encoding="utf-8")
     with pytest.raises(CheckpointError, match="has 262144 characters; at most 131072"):
         chosen(str(path))

@@ -16,7 +16,8 @@ from quantcli.arch import Hyper, get
 from quantcli.checkpoint import Checkpoint, open_checkpoint
 from quantcli.formats import F32
 from quantcli.plan import Heads, Op, Plan
-from quantcli.quantize import MatrixJob, MatrixResult, Needs
+from quantcli.qtensor import QTensor
+from quantcli.quantize import MatrixJob, MatrixResult, Needs, Quantizer, Statistics
 from quantcli.quantize.awq import Awq, Site, apply, made_scales, site_of
 from quantcli.quantize.gptq import Gptq
 from quantcli.quantize.groups import groups_of, layers_of
@@ -169,6 +170,29 @@ def test_scales_are_kept_where_the_loss_falls(tmp_path: Path, quantizer: object)
             layer.changed()
             unscaled = layer.statistics("blk.0.attn_q.weight").importance
             np.testing.assert_allclose(found, unscaled * ratio, rtol=1e-4)
+
+
+@pytest.mark.parametrize("quantizer", [PLAIN, Gptq(n_threads=1, n_rounds=1)], ids=["plain", "gptq"])
+def test_no_matrix_loses_by_the_scales_of_its_site(tmp_path: Path, quantizer: Quantizer) -> None:
+    def lost(weight: F32, statistics: Statistics, by: Quantizer) -> float:
+        work = MatrixJob("w", weight.copy(), formats.get("q4_0"), formats.get("f32"), statistics)
+        error = (
+            weight - QTensor("w", weight.shape, work.format, by.quantize(work).data).dequantize()
+        )
+        assert statistics.hessian is not None
+        return float(np.trace(np.float64(error) @ statistics.hessian @ error.T))
+
+    with opened(tmp_path / "m.gguf", arch="llama", weight_format="f32") as (checkpoint, plan):
+        chunks = np.random.default_rng(1).integers(0, 40, (4, 50)).tolist()
+        with Walk(checkpoint, plan, chunks, needs="hessian", n_threads=1) as walk:
+            layer, before = layer_with_outliers(checkpoint, plan, walk)
+            groups = [group for group in layer.groups if "attn_q" in group[0] or "gate" in group[0]]
+            exact = {name: layer.preview(g[0]) for g in groups for name in g}
+            Awq(quantizer=quantizer).fold(layer, {n: formats.get("q4_0") for n in plan.weights})
+            for name, known in exact.items():
+                most = lost(before[name], known, PLAIN)
+                now = lost(layer.weights[name], layer.preview(name), quantizer)
+                assert now <= most * (1 + 1e-4), name  # both are sums of f32 products
 
 
 class Best:

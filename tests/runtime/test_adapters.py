@@ -269,3 +269,22 @@ def test_an_adapter_of_heads_own_matrices_is_refused(tmp_path: Path) -> None:
     file = write_pairs(tmp_path / "adapter.gguf", "deepseek2", matrices, keys("deepseek2", 8.0))
     with pytest.raises(ModelError, match=r"attn_k_b\.weight\.lora_a.* cannot be adapted"):
         open_adapted(path, [(file, 1.0)])
+
+
+def test_a_damaged_adapter_ends_in_one_line_or_works(tmp_path: Path) -> None:
+    tiny = Tiny("llama", weight_format="f32", n_layers=1)
+    path = write_model(tmp_path / "m.gguf", tiny)
+    whole = write_adapter(tmp_path / "a.gguf", tiny, Lora(targets=("attn_q",))).read_bytes()
+    random = np.random.RandomState(0)
+    file, refusals = tmp_path / "b.gguf", []
+    for _ in range(150):
+        data = bytearray(whole[: random.randint(1, len(whole))] if random.rand() < 0.3 else whole)
+        for at in random.randint(0, min(len(data), 600), random.randint(1, 5)):
+            data[at] = random.randint(256)
+        file.write_bytes(data)
+        try:
+            open_adapted(path, [(file, 1.0)]).close()
+        except ModelError as error:
+            refusals.append(str(error))
+    assert len(refusals) > 75
+    assert all(str(file) in said and "\n" not in said for said in refusals)

@@ -32,6 +32,7 @@ from trained_vocab import Metadata
 
 from quantcli.errors import CheckpointError, UnsupportedModel
 from quantcli.text import Tokenizer, from_metadata
+from quantcli.text.stream import TextStream
 from quantcli.text.vocabulary import Kind
 
 GOLDENS = Path(__file__).parent.parent / "goldens"
@@ -107,6 +108,20 @@ def test_characters_and_bytes_come_back_but_for_the_sign_for_space(text: str) ->
     for case in ("gemma4", "sarvam-moe"):
         ids = tokenizer(case).encode(text, add_special=False)
         assert tokenizer(case).decode(ids) == text.replace(SPACE, " ")
+
+
+@pytest.mark.parametrize("case", CASES)
+@given(text=TEXT)
+def test_a_stream_shows_what_decode_does(case: str, text: str) -> None:
+    ids = tokenizer(case).encode(text)
+    stream = TextStream(tokenizer(case), at_start=True)
+    assert "".join(map(stream.push, ids)) + stream.finish() == tokenizer(case).decode(ids)
+
+
+@pytest.mark.parametrize("character", [" ", "a", "\u0301", "1"])
+def test_a_long_run_of_one_character_comes_back(character: str) -> None:
+    text = character * 200_000
+    assert tokenizer("gemma4").decode(tokenizer("gemma4").encode(text)) == text
 
 
 @cache
