@@ -124,6 +124,11 @@ def _require_regular(path: Path, info: os.stat_result) -> None:
     if stat.S_ISREG(info.st_mode):
         return
     if stat.S_ISDIR(info.st_mode):
+        if (path / "config.json").is_file():
+            raise CheckpointError(
+                f"{path}: is a model's folder without weights in .safetensors files; fetch those "
+                "of the model, or a GGUF file."
+            )
         raise CheckpointError(f"{path}: is a directory; give a model file{_example(path)}.")
     kind = next((name for test, name in _KINDS if test(info.st_mode)), "not a regular file")
     raise CheckpointError(f"{path}: is {kind}; give the path of a model file.")

@@ -68,6 +68,11 @@ def test_a_folder_of_gguf_files_still_says_which(tmp_path: Path) -> None:
         open_checkpoint(tmp_path)
 
 
+def test_a_folder_of_pickles_is_told_what_is_missing(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    refused(folder, CheckpointError, r"a model's folder without weights in \.safetensors files")
+
+
 def test_a_missing_configuration_is_named(folder: Path) -> None:
     (folder / "config.json").unlink()
     refused(folder, CheckpointError, r"has no config\.json")
