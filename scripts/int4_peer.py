@@ -3,8 +3,8 @@
     int4_peer.py quantize FOLDER METHOD TEXT OUT      gptq, gptq-imatrix or awq
     int4_peer.py measure TEXT N_CHUNKS BASE FOLDER [FOLDER ...]
 
-Chunks are those of `quantcli quantize --calib` and of `quantcli eval`: 512 tokens, of which the
-second half is scored. Measuring prints JSON: perplexity and divergence from the base, in order.
+Chunks are those of `quantcli quantize --calib` and `quantcli eval --no-bos`: 512 tokens, of which
+the second half is scored. Measuring prints JSON: perplexity and divergence from the base, in order.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ N_CALIBRATION_TOKENS = 32768
 
 
 def chunks_of(folder: str, text: str, n_chunks: int) -> torch.Tensor:
-    """Return tokens, i64 (n_chunks, 512), the first of each replaced by BOS if the model has it."""
+    """Return the first tokens of a text, i64 (n_chunks, 512)."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    ids = tokenizer(Path(text).read_text(encoding="utf-8"))["input_ids"]
+    ids = tokenizer(Path(text).read_text(encoding="utf-8"), add_special_tokens=False)["input_ids"]
     n = min(n_chunks, len(ids) // CHUNK)
     return torch.tensor(ids[: n * CHUNK]).reshape(n, CHUNK)
 
