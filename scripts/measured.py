@@ -245,7 +245,9 @@ def peer_version(part: Part) -> str:
     if not given:
         return ""
     program = Path(part.command[given[0] + 1])
-    program = program / "llama-perplexity" if program.is_dir() else program
+    folder = program if program.is_dir() else program.parent
+    if program.is_dir() or program.name == "llama-quantize":  # which does not tell its version
+        program = folder / "llama-perplexity"
     done = subprocess.run(
         [str(program), "--version"], capture_output=True, encoding="utf-8", check=False
     )
