@@ -106,6 +106,7 @@ class FakeCheckpoint:
         self.metadata: dict[str, object] = {}
         self.tensors: dict[str, object] = {}
         self.notes: tuple[str, ...] = ()
+        self.adapters: tuple[object, ...] = ()
         self.is_closed = False
 
     def close(self) -> None:

@@ -127,6 +127,7 @@ def test_json_is_one_document_with_everything(capsys: pytest.CaptureFixture[str]
     assert document["model"] == "fake"
     assert document["settings"]["temperature"] == 0.8
     assert document["settings"]["context"] == 64
+    assert document["settings"]["lora"] == []
     assert document["timings"]["n_prompt"] == 2
     assert document["timings"]["load_s"] == 0.5
 
