@@ -25,6 +25,10 @@ def split_scale(text: str) -> tuple[str, float]:
     try:
         scale = float(number)
     except ValueError:
+        if os.path.isfile(name):
+            raise UsageError(
+                f"--lora {text}: the scale is {number!r}; give a number such as 0.5."
+            ) from None
         return text, 1.0
     if not math.isfinite(scale):
         raise UsageError(f"--lora {text}: the scale is {number}; give a finite number such as 0.5.")

@@ -59,6 +59,10 @@ def test_a_scale_stands_behind_the_last_colon(tmp_path: Path) -> None:
     for bad in ("nan", "inf", "-inf", "1e999"):
         with pytest.raises(UsageError, match=f"the scale is {bad}"):
             split_scale(f"a.gguf:{bad}")
+    there = tmp_path / "a.gguf"
+    there.write_bytes(b"")
+    with pytest.raises(UsageError, match=r"the scale is 'half'; give a number"):
+        split_scale(f"{there}:half")
 
 
 @pytest.mark.skipif("sys.platform == 'win32'", reason="no such name there")
