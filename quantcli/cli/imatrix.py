@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from quantcli.cli.options import Json, ModelArgument, ModelOptions, OutputOptions, expand
+from quantcli.cli.options import Json, ModelArgument, ModelOptions, OutputOptions, Threads, expand
 from quantcli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -62,18 +62,7 @@ class TextOptions:
         ),
     ] = None
     force: Annotated[bool, Option("--force", help="Replace a file that exists.")] = False
-    threads: Annotated[
-        int | None,
-        Option(
-            "-t",
-            "--threads",
-            min=1,
-            max=1024,
-            metavar="N",
-            help="Threads; by default the physical cores this process may use.",
-            show_default=False,
-        ),
-    ] = None
+    threads: Threads = None
 
 
 @expand

@@ -61,6 +61,18 @@ Lora = Annotated[
 CacheKind = Annotated[
     str, Option("--cache", metavar="KIND", help="KV cache kind: contiguous or paged.")
 ]
+Threads = Annotated[
+    int | None,
+    Option(
+        "-t",
+        "--threads",
+        min=1,
+        max=1024,
+        metavar="N",
+        help="Threads; by default the physical cores this process may use.",
+        show_default=False,
+    ),
+]
 BackendName = Annotated[
     str | None,
     Option(
@@ -130,18 +142,7 @@ class ContextOptions:
 class LoadOptions(ContextOptions):
     """How a model is loaded."""
 
-    threads: Annotated[
-        int | None,
-        Option(
-            "-t",
-            "--threads",
-            min=1,
-            max=1024,
-            metavar="N",
-            help="Threads; by default the physical cores this process may use.",
-            show_default=False,
-        ),
-    ] = None
+    threads: Threads = None
     cache: CacheKind = "contiguous"
     backend: BackendName = None
     lora: Lora = None

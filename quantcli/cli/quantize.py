@@ -14,6 +14,7 @@ from quantcli.cli.options import (
     ModelArgument,
     ModelOptions,
     OutputOptions,
+    Threads,
     expand,
 )
 from quantcli.errors import UsageError
@@ -281,18 +282,7 @@ class WriteOptions:
             help="Afterwards open the file, measure it on held-out text and let it write a line.",
         ),
     ] = True
-    threads: Annotated[
-        int | None,
-        Option(
-            "-t",
-            "--threads",
-            min=1,
-            max=1024,
-            metavar="N",
-            help="Threads; by default the physical cores this process may use.",
-            show_default=False,
-        ),
-    ] = None
+    threads: Threads = None
     backend: BackendName = None
 
     def chosen_backend(self) -> str:

@@ -61,9 +61,14 @@ class SentencePieceBPE:
 
     def token_bytes(self, text: str, kind: int) -> bytes:
         """Return the bytes of a token with this spelling."""
-        if kind == Kind.BYTE:
-            return bytes([int(text[3:5], 16)])
-        return text.replace(SPACE, " ").encode()
+        return piece_bytes(text, kind)
+
+
+def piece_bytes(text: str, kind: int) -> bytes:
+    """Return the bytes of a piece with this spelling."""
+    if kind == Kind.BYTE:
+        return bytes([int(text[3:5], 16)])
+    return text.replace(SPACE, " ").encode()
 
 
 def build(metadata: Metadata) -> Tokenizer:

@@ -8,9 +8,17 @@ from __future__ import annotations
 
 from quantcli.text.character_map import CharacterMap
 from quantcli.text.special import classify
-from quantcli.text.spm import SPACE, Processor, loaded, model_proto, piece_kinds, read_scores
+from quantcli.text.spm import (
+    SPACE,
+    Processor,
+    loaded,
+    model_proto,
+    piece_bytes,
+    piece_kinds,
+    read_scores,
+)
 from quantcli.text.tokenizer import Tokenizer
-from quantcli.text.vocabulary import Defaults, Kind, Metadata, flag, read_vocabulary
+from quantcli.text.vocabulary import Defaults, Metadata, flag, read_vocabulary
 
 # Source: llama.cpp's llama_vocab for this kind.
 DEFAULTS = Defaults(eos=1, unknown=2, add_eos=True)
@@ -51,9 +59,7 @@ class SentencePieceUnigram:
 
     def token_bytes(self, text: str, kind: int) -> bytes:
         """Return the bytes of a token with this spelling."""
-        if kind == Kind.BYTE:
-            return bytes([int(text[3:5], 16)])
-        return text.replace(SPACE, " ").encode()
+        return piece_bytes(text, kind)
 
 
 def build(metadata: Metadata) -> Tokenizer:
